@@ -302,7 +302,7 @@ def test_classes_and_heuristics_are_balanced_to_one_pair(count):
         assert {counts.get(key, 0) for key in counts} <= {count // parts, -(-count // parts)}
     assert (training.classes, challenge.classes) == (MNLI, HANS)
     for pairs in (training, challenge):
-        assert len(set(pairs.canonical())) == count, "no pair is there twice"
+        assert len(set(pairs.normalised_texts())) == count, "no pair is there twice"
 
 
 def test_every_template_is_used(training, challenge):

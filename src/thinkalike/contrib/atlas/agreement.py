@@ -151,7 +151,8 @@ def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataF
         table: A row for each layer pair, with a column for each measure.
         measures: For each measure, whether it is a distance.
     """
-    ranks = relative_ranks(oriented(table, measures), list(measures))
+    similarities = oriented(table, measures)  # distances are negated
+    ranks = relative_ranks(similarities, list(measures))
     rows = []
     for measure, other in itertools.combinations(measures, 2):
         differences = (ranks[measure] - ranks[other]).dropna()

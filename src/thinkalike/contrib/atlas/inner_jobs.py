@@ -74,9 +74,9 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
     atlas_settings = {field.name for field in fields(atlas)} - {"kind"}
     jobs = []
     for measure in atlas.measures:
-        schema = measure_schema(measure)
-        shared_settings = atlas_settings & {field.name for field in fields(schema)}
-        measure_settings = schema(**{name: getattr(atlas, name) for name in shared_settings})
+        settings_class = measure_schema(measure)
+        names_in_both = atlas_settings & {field.name for field in fields(settings_class)}
+        measure_settings = settings_class(**{name: getattr(atlas, name) for name in names_in_both})
         for pair in pairs:
             jobs.append(
                 MeasureJob(
@@ -173,7 +173,7 @@ def columns_of(jobs: Sequence[MeasureJob]) -> dict[str, bool]:
     columns = []
     for measure in dict.fromkeys(job.measure for job in jobs):
         columns.append(measure)
-        if measure == DIRECTED:
+        if measure == DIRECTED:  # the only measure with a value for each direction
             columns.append(f"{measure}{BACK}")
     return {column: is_distance(column) for column in columns}
 

@@ -73,7 +73,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         The table of the result has a row for each pair of layers of each pair of models. Further
         tables say how well each two measures agree, and on which layer pairs they disagree most.
         """
-        jobs, results = work.input("parts", FinishedJobs)
+        jobs, results = work.input("parts", FinishedJobs)  # what `inputs` returned
         table = joined_table(jobs, results)
         measures = columns_of(jobs)
         correlations = correlations_by_model_pair(table, measures)

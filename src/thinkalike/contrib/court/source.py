@@ -52,9 +52,8 @@ class Source:
         self.d_model = example.shape[-1]
         self.device = example.device
         self.dtype = example.dtype
-        self.identity = id(
-            self
-        )  # caches tell sources apart by it, as they have no weights to hash
+        # Caches of states tell models apart by this.
+        self.identity = id(self)
 
         # The target's attributes that say how text becomes tokens.
         self.vocabulary = target.vocabulary

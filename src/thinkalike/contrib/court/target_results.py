@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.source import Source
-from thinkalike.contrib.court.token_profile import token_features
+from thinkalike.contrib.court.token_profile import features_of_inner_tokens
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.evaluation.forward import next_token_losses, states_onwards
 from thinkalike.instruments.ruler.calibration_points import greatest_at_each_pair
@@ -216,7 +216,7 @@ class TargetResults:
         # text that do not occur there have a count of 0.
         other_tokens = self.materials.other_rows.long().flatten()
         counts = other_tokens.bincount(minlength=max(text_of_token) + 1)
-        return token_features(rows, text_of_token, counts)
+        return features_of_inner_tokens(rows, text_of_token, counts)
 
     @torch.no_grad()
     def stitched_run(self, source: Source, stitch: StateMap) -> StitchedRun:

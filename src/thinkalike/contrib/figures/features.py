@@ -105,10 +105,7 @@ def draw_contrasts(contrasts: list[Contrast], folder: Path) -> None:
     feature in both layers, and the words of the second layer.
     """
     n_rows = len(contrasts)
-    with canvas(PAGE, height=2.4 * n_rows, rows=n_rows, columns=3, squeeze=False) as (
-        figure,
-        panels,
-    ):
+    with canvas(PAGE, 2.4 * n_rows, rows=n_rows, columns=3, squeeze=False) as (figure, panels):
         for (left, middle, right), contrast in zip(panels, contrasts, strict=True):
             first_name, second_name = contrast.names
             first_words, second_words = contrast.words

@@ -36,10 +36,7 @@ def draw_directions(table: pd.DataFrame, folder: Path) -> None:
     groups = list(dict.fromkeys(table["group"]))
     n_panels = len(groups)
     width = width_of(n_panels)
-    with canvas(width, height=3.2, columns=n_panels, sharey=True, squeeze=False) as (
-        figure,
-        panels,
-    ):
+    with canvas(width, 3.2, columns=n_panels, sharey=True, squeeze=False) as (figure, panels):
         for axes, group in zip(panels[0], groups, strict=True):
             rows_of_group = table[table["group"] == group]
             directions = rows_of_group.groupby(["source", "target"], sort=True)

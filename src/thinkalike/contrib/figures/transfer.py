@@ -132,10 +132,7 @@ def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> 
     rows_by_panel = list(table.groupby(["position", "strength"], sort=False))
     n_panels = len(rows_by_panel)
     width = width_of(n_panels)
-    with canvas(width, height=2.6, columns=n_panels, squeeze=False, sharey=True) as (
-        figure,
-        panels,
-    ):
+    with canvas(width, 2.6, columns=n_panels, squeeze=False, sharey=True) as (figure, panels):
         for axes, ((position, strength), rows) in zip(panels[0], rows_by_panel, strict=True):
             _draw_effects(axes, rows, has_shares)
             axes.set(xlabel="layer → layer", title=f"{position}, strength {strength:g}")

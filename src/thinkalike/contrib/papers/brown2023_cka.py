@@ -453,7 +453,7 @@ def _conclude_table1(experiment: ExperimentRun) -> Conclusion:
     odd_name = "neox-5l-odd-mini" if experiment.scale == "mini" else "pythia-2.8b-deduped"
     odd_index = table.index[table["model"] == odd_name][0]
     odd = table.loc[odd_index]
-    about_its_size = table[odd_index - 2 :]
+    about_its_size = table[odd_index - 2 :]  # from two rows above it on
     others = about_its_size[about_its_size["model"] != odd_name]
     has_smaller_heads = (odd["d_head"] < others["d_head"]).all()
     has_smaller_rotary = (odd["rotary"] < others["rotary"]).all()

@@ -68,10 +68,13 @@ def _directions_at_depth(depth: int, ending: str = "") -> list[FigureDirection]:
     directions = []
     for source, source_name in names.items():
         for target, target_name in names.items():
-            activations = (source, target)
-            directions.append(
-                FigureDirection(f"{depth} layers", activations, source_name, target_name)
+            direction = FigureDirection(
+                group=f"{depth} layers",
+                activations=(source, target),
+                source=source_name,
+                target=target_name,
             )
+            directions.append(direction)
     return directions
 
 
@@ -181,6 +184,7 @@ def penalty_differences(
         difference = _document_penalties(minuend) - _document_penalties(subtrahend)
         differences_by_document.append(difference)
     stacked = torch.from_numpy(np.stack(differences_by_document))  # (pairs, layers, documents)
+    # Σ differences / Σ tokens over documents, which the bootstrap resamples.
     differences = bootstrap_interval(stacked, token_counts, together=simultaneous)
     return PenaltyDifferences(differences, token_counts)
 
@@ -237,7 +241,7 @@ def _conclude_figure1(experiment: ExperimentRun) -> Conclusion:
         claims += _claims_about_activations(experiment, group)
     table = _joined_penalty_tables(experiment, directions)
     further_tables = {"asymmetry": _asymmetry_table(experiment, directions)}
-    return Conclusion(table, claims, partial(draw_directions, table), further_tables)
+    return Conclusion(table, claims, partial(draw_directions, table), tables=further_tables)
 
 
 def _asymmetry_table(

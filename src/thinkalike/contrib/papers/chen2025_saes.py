@@ -172,7 +172,7 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
         _joined_tables(experiment, "table"),
         claims,
         partial(draw_sae_curves, curves),
-        {"savings": _joined_tables(experiment, "savings"), "curves": curves},
+        tables={"savings": _joined_tables(experiment, "savings"), "curves": curves},
         blank=BLANK,  # columns with empty cells
     )
 

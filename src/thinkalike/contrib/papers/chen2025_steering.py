@@ -50,7 +50,7 @@ QUESTION_STRENGTH = 4.0
 BEYOND_RANDOM = "beyond random"
 
 NEXT_TO_NOTHING = 0.1  # share of the natural effect
-NOTHING = Bound("within", NEXT_TO_NOTHING)
+NEARLY_NO_EFFECT = Bound("within", NEXT_TO_NOTHING)
 
 
 class Effects(NamedTuple):
@@ -225,23 +225,38 @@ def _claims_about_number(steering: SteeringEffects) -> Iterator[Claim]:
         ShareClaim(
             "the carried direction of number does .65 of what the plural does",
             CARRIED,
-            1.0,
-            Bound("above", 0.65),
+            strength=1.0,
+            bound=Bound("above", 0.65),
         ),
         ShareClaim(
             "twice the carried direction of number does .9 of what the plural does",
             CARRIED,
-            2.0,
-            Bound("above", 0.9),
+            strength=2.0,
+            bound=Bound("above", 0.9),
         ),
-        ShareClaim("a random vector of the same norm does next to nothing", RANDOM, 1.0, NOTHING),
-        ShareClaim("twice a random vector does next to nothing", RANDOM, 2.0, NOTHING),
-        ShareClaim("the negated carried direction does next to nothing", NEGATED, 1.0, NOTHING),
+        ShareClaim(
+            "a random vector of the same norm does next to nothing",
+            RANDOM,
+            strength=1.0,
+            bound=NEARLY_NO_EFFECT,
+        ),
+        ShareClaim(
+            "twice a random vector does next to nothing",
+            RANDOM,
+            strength=2.0,
+            bound=NEARLY_NO_EFFECT,
+        ),
+        ShareClaim(
+            "the negated carried direction does next to nothing",
+            NEGATED,
+            strength=1.0,
+            bound=NEARLY_NO_EFFECT,
+        ),
         ShareClaim(
             "of one norm the carried direction does more than a random one",
             BEYOND_RANDOM,
-            1.0,
-            ABOVE_ZERO,
+            strength=1.0,
+            bound=ABOVE_ZERO,
         ),
     ):
         yield _judged_share_claim(claim, steering, NUMBER_DEPTH, "word")
@@ -265,14 +280,14 @@ def _claims_about_questions(steering: SteeringEffects) -> Iterator[Claim]:
             CARRIED,
             Bound("above", 0.5),
         ),
-        ("a random vector of the same norm does next to nothing", RANDOM, NOTHING),
+        ("a random vector of the same norm does next to nothing", RANDOM, NEARLY_NO_EFFECT),
         (
             "of one norm the carried direction does more than a random one",
             BEYOND_RANDOM,
             ABOVE_ZERO,
         ),
     ):
-        claim = ShareClaim(text, condition, QUESTION_STRENGTH, bound)
+        claim = ShareClaim(text, condition, strength=QUESTION_STRENGTH, bound=bound)
         yield _judged_share_claim(claim, steering, QUESTION_DEPTH, LATER)
 
 

@@ -23,7 +23,8 @@ from thinkalike.config import (
     model_named,
     settings_of,
 )
-from thinkalike.config.completing import completed, completed_for_instrument
+from thinkalike.config.completing import completed as with_recipe_defaults
+from thinkalike.config.completing import completed_for_instrument
 from thinkalike.config.compose import compose_inner_job
 from thinkalike.config.values import with_settings
 from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
@@ -239,6 +240,7 @@ class Experiment(
         if not models and chooses_no_model:
             models = [model_named(name, {}) for name in own_names]
         elif len(models) not in self.accepted_model_counts:
+            # An experiment about a population names no models of its own.
             own = ", ".join(own_names) or "the models of population="
             counts = " or ".join(str(count) for count in self.accepted_model_counts)
             remedy = "it takes no others"
@@ -252,7 +254,7 @@ class Experiment(
 
         Settings of the measure that are None stay None, as each inner job has its own defaults.
         """
-        with_defaults: AnalyzeConfig = completed(config, ("stimuli", "population"))
+        with_defaults: AnalyzeConfig = with_recipe_defaults(config, ("stimuli", "population"))
         return with_defaults
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
@@ -275,10 +277,11 @@ class Experiment(
         population is that of the first inner job, since at the paper's scale this job replaces the
         default population by the published one.
         """
-        read = super().as_read(completed(config, self.reads))
+        read = super().as_read(with_recipe_defaults(config, self.reads))
         if self.measure != "population":
             return read
-        first_job = inner_job_config(config, self.inner_jobs(self.experiment_run(config))[0])
+        inner_jobs = self.inner_jobs(self.experiment_run(config))
+        first_job = inner_job_config(config, inner_jobs[0])
         assert isinstance(first_job, PopulationJob)
         return with_settings(read, {"population": first_job.population})
 
@@ -380,7 +383,8 @@ def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
         config: The configuration of the experiment.
         inner: The models of the job, the arguments of its command line and further changes.
     """
-    arguments = [*inner.arguments, f"scale={ExperimentRun(config, {}).scale}"]
+    scale = ExperimentRun(config, models={}).scale  # "mini" or "paper"
+    arguments = [*inner.arguments, f"scale={scale}"]
     run_settings = _settings_of_how_models_run(config)
     models = [model_named(model, run_settings) for model in inner.models]
     source = models[0] if models else config.model

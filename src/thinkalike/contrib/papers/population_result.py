@@ -187,7 +187,7 @@ class PopulationResult:
         directed = arc_length(self.cka)
         return symmetric(directed).fill_diagonal_(0)
 
-    def grouped(
+    def means_by_group(
         self, values: Float[Tensor, "m m *s"], *, examples: bool = False, level: float = 0.95
     ) -> Grouped:
         """Return means over pairs of models within and between groups, with intervals over models.

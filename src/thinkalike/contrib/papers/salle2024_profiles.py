@@ -54,7 +54,8 @@ def _conclude_figure3(experiment: ExperimentRun) -> Conclusion:
     score_tables = [model.result.tables["scores"] for model in profiles]
     scores = pd.concat(score_tables, ignore_index=True)
     table = pd.concat([model.result.details for model in profiles], ignore_index=True)
-    return Conclusion(table, claims, partial(draw_profiles, table, scores), {"scores": scores})
+    draw = partial(draw_profiles, table, scores)
+    return Conclusion(table, claims, draw, tables={"scores": scores})
 
 
 def _claim_that_part_of_speech_leads(model: Profiles) -> Claim:
@@ -102,7 +103,7 @@ def _claim_that_position_rises(model: Profiles) -> Claim:
     change. The statistic is the mean importance in all layers from the turn on, minus that in all
     layers before it.
     """
-    position = model.of("Word position")  # (folds, layers)
+    position = model.importance_of("Word position")  # (folds, layers)
     rise = position[:, model.turn :].mean(1) - position[:, : model.turn].mean(1)
     claim = f"word position gains importance midway in {model.name}"
     return claim_over_folds(
@@ -116,7 +117,7 @@ def _claim_that_number_fades(model: Profiles) -> Claim:
     The statistic is the mean importance in the first third minus that in the last third (of at
     least one layer each). Its interval is over folds of the stimuli.
     """
-    number = model.of("Number")  # (folds, layers)
+    number = model.importance_of("Number")  # (folds, layers)
     third = max(model.n_layers // 3, 1)
     fall = number[:, :third].mean(1) - number[:, -third:].mean(1)
     claim = f"number fades from early to late layers of {model.name}"

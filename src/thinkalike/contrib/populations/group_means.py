@@ -182,6 +182,7 @@ def _table_of_means(
     masks = _masks_of_pairs(is_member).to(values.device)  # within, between, and each cell
     weights = weights.to(values)
 
+    # The weight of source i times that of target j, where mask k has the pair (i, j).
     pair_weights = torch.einsum("ri,rj,kij->rkij", weights, weights, masks)
     sums = torch.einsum("rkij,ij...->rk...", pair_weights, values)
     total_weights = pair_weights.sum((2, 3))  # (r, masks)
@@ -227,7 +228,7 @@ def _masks_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
     return masks.double() * is_pair
 
 
-def onset_of_difference(curve: Estimate, least: float = 0.0) -> int | None:
+def onset_of_difference(curve: Estimate, margin: float = 0.0) -> int | None:
     """Return the first index at which the interval of a difference excludes 0.
 
     None is returned if no interval excludes 0. The intervals should hold for all l indices
@@ -236,7 +237,7 @@ def onset_of_difference(curve: Estimate, least: float = 0.0) -> int | None:
 
     Args:
         curve: A difference at each of l indices, such as layers, with its interval.
-        least: The interval must exclude all values from -least to least. With 0, the onset
+        margin: The interval must exclude all values from -margin to margin. With 0, the onset
             depends on the number of models and examples, as more of them make smaller differences
             visible.
 
@@ -244,8 +245,8 @@ def onset_of_difference(curve: Estimate, least: float = 0.0) -> int | None:
         ValueError: An end of an interval is NaN.
     """
     refuse_nan(torch.stack([curve.low, curve.high]), "the interval")
-    is_above = curve.low > least + MEAN_ROUNDING
-    is_below = curve.high < -least - MEAN_ROUNDING
+    is_above = curve.low > margin + MEAN_ROUNDING
+    is_below = curve.high < -margin - MEAN_ROUNDING
     indices = (is_above | is_below).nonzero()
     if len(indices) == 0:
         return None

@@ -212,9 +212,11 @@ def _check_that_model_can_be_built(model: PretrainedModel, vocabulary: int, cont
             f"model.architecture={model.architecture} model.context={context} cannot be built: "
             f"{type(error).__name__}: {one_line(error)}"
         ) from error
-    for name in _unknown_sizes(model.architecture, module, family):
+    unknown_names = _unknown_sizes(model.architecture, module, family)
+    if unknown_names:
         raise ConfigError(
-            f"model.architecture.{name} is no size of model.family={model.family}; leave it out"
+            f"model.architecture.{unknown_names[0]} is no size of model.family={model.family}; "
+            "leave it out"
         )
 
 

@@ -172,5 +172,5 @@ class MaskedPretraining(Pretraining):
         """
         seed_of_step = self.seed * SEED_STRIDE + self.global_step
         generator = torch.Generator().manual_seed(seed_of_step)
-        losses = masked_losses(self.model, tokens, self.tokenizer, generator)[0]
+        losses, _ = masked_losses(self.model, tokens, self.tokenizer, generator)
         return losses.mean()

@@ -41,6 +41,7 @@ def mapped_autoencoder(
     u = up.bias.to(W_enc)
     D = down.weight.to(W_enc)
     v = down.bias.to(W_enc)
+    # States are rows here, so that down(g) W_enc = g (Dᵀ W_enc) + v W_enc, and so on.
     mapped = SparseAutoencoder(
         W_enc=D.T @ W_enc,
         b_enc=b_enc + v @ W_enc,

@@ -95,7 +95,8 @@ def curves(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFrame:
     """
     config = materials.config
     errors, spread = fitted.judged  # Σ‖h - ĥ‖² and Σ‖h - μ‖² by document
-    explained = _explained(bootstrap_interval(errors, spread))
+    unexplained = bootstrap_interval(errors, spread)  # of Σ errors / Σ spread over documents
+    explained = _explained(unexplained)
     curve_of_start = {curve.start: curve for curve in curves_of_starts(materials, fitted)}
     rates = [config.lr * factor for factor in config.factors]
     # In the order of the axes of `explained`, which are flattened: evaluation, start, rate, seed.
@@ -187,8 +188,9 @@ def _reported_cases(materials: SAEMaterials, fitted: FittedAutoencoders) -> list
         last_evaluation = len(config.evaluation_steps) - 1
         evaluations.append(last_evaluation)
     cases = []
-    for start, evaluation in itertools.product(range(len(config.starts)), evaluations):
-        rate = fitted.best_rate_index(start, evaluation)
+    start_indices = range(len(config.starts))
+    for start, evaluation in itertools.product(start_indices, evaluations):
+        rate = fitted.best_rate_index(start, evaluation)  # an index, as `start` and `evaluation`
         is_before_training = evaluation == 0 and config.steps > 0
         candidates = fitted.before_training if is_before_training else fitted.after_training
         saes = [candidates[fitted.index(start, rate, seed)] for seed in range(config.seeds)]

@@ -124,6 +124,7 @@ class SAETraining(SteppedModule):
             self.steps,
             seed=0,
             repeats=self.config.steps_per_buffer,
+            # What an error message about too little text calls the size of a buffer.
             setting="sae.tokens_per_step × sae.steps_per_buffer",
         )
 
@@ -161,7 +162,8 @@ class SAETraining(SteppedModule):
             n_states = states.shape[1]
             # The number of states since each latent was last active; 0 if it is active now.
             is_inactive = losses.active == 0
-            self.inactive_for[indices] = (self.inactive_for[indices] + n_states) * is_inactive
+            n_inactive = self.inactive_for[indices] + n_states
+            self.inactive_for[indices] = n_inactive.where(is_inactive, 0)
         remedy = f"lower sae.lr={self.config.lr:g}, or leave large sae.lr_multiples out"
         self.log_losses(relative_errors, remedy=remedy)
         return total_loss
@@ -199,8 +201,9 @@ class SAETraining(SteppedModule):
             order_of_seed[seed] = torch.randperm(len(states), generator=generator)
         shuffled = []
         for indices in self.fits_of_stack:
+            # (s, n): the order of the states for each autoencoder of the stack.
             orders = torch.stack([order_of_seed[self.fits[index].seed] for index in indices])
-            shuffled.append(states[orders])
+            shuffled.append(states[orders])  # (s, n, d)
         return shuffled
 
     def optimizer_step(self, *arguments: Any, **keywords: Any) -> None:

@@ -181,8 +181,10 @@ def _held_out_stimuli(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tenso
     recipe "paper", folds are of pairs and not of stimuli, so there is one set of all stimuli.
     """
     measure = config.measure_as(MLEMConfig)
-    has_all_features = ~stimuli.codes().table.isnan().any(1)
-    is_used = has_all_features | (measure.missing != "drop")
+    is_used = torch.ones(len(stimuli), dtype=torch.bool)
+    if measure.missing == "drop":
+        features = stimuli.codes().table  # (stimuli, features), NaN where one is missing
+        is_used = ~features.isnan().any(1)
     used_indices = is_used.nonzero()[:, 0]
     if config.recipe == "paper":
         return [used_indices]

@@ -220,7 +220,7 @@ class SteeringTrial:
     def _vectors_by_condition(
         self, pair: LayerPair, maps: PairMap
     ) -> dict[str, Float[Tensor, "_ n e"]]:
-        """Return the steering vectors of each condition, for each of n texts.
+        """Return the steering vectors of each condition, (draws, n, e), for each of n texts.
 
         A vector is computed in the target itself, or computed in the source and mapped to the
         target by φ (as it is, rescaled to the norm of the target's own vector, or negated), or a
