@@ -142,6 +142,7 @@ def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.Da
         table = table.merge(values, how="left", on=PAIR_COLUMNS)
     last_layers = table.groupby(MODEL_COLUMNS, sort=False)[LAYER_COLUMNS].max().reset_index()
     for values in tables_of_outputs:
+        # One row for each pair of models, which gets the numbers of their last layers.
         at_last_layers = values.drop(columns=LAYER_COLUMNS).merge(last_layers, on=MODEL_COLUMNS)
         table = table.merge(at_last_layers, how="left", on=PAIR_COLUMNS)
     return table[[*PAIR_COLUMNS, *value_columns]]

@@ -177,6 +177,9 @@ def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
     The setting `measure.siblings` has the name of a known model for each difference, such as
     {"other seed": "..."}; without it the result is empty. The models run on the same device as the
     target, and read rows of the same length.
+
+    Raises:
+        ConfigError: A name is not that of a known model.
     """
     name_by_difference = config.measure_as(CourtConfig).siblings or {}
     for difference, name in name_by_difference.items():

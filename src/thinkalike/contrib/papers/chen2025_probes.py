@@ -238,13 +238,13 @@ def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
         if accuracy is not None:
             excesses[feature] = _excess_over_chance(accuracy, level)
     claim = "through random maps of the same spectrum probes are near chance"
-    listed = ", ".join(f"{name} {excess:+.2f}" for name, excess in excesses.items())
+    in_words = ", ".join(f"{name} {excess:+.2f}" for name, excess in excesses.items())
     return _claim_about_all(
         probed,
         claim,
         Bound("within", NEAR_CHANCE),
         excesses,
-        f"accuracy minus chance: {listed}",
+        f"accuracy minus chance: {in_words}",
     )
 
 
@@ -265,9 +265,9 @@ def _claim_about_refitted_probes(probed: ProbedLayers) -> Claim:
     claim = (
         "maps lose directions, not information: probes refitted on what ψ makes have 0.9 of native"
     )
-    listed = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
+    in_words = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
     return _claim_about_all(
-        probed, claim, Bound("above", REFITTED_SHARE), shares, f"share: {listed}"
+        probed, claim, Bound("above", REFITTED_SHARE), shares, f"share: {in_words}"
     )
 
 

@@ -215,11 +215,11 @@ def _claim_that_start_saves(
 
     saved_by_seed = torch.from_numpy(result.arrays["saved"])[rows["index"].tolist()]
     saved = random_effects(saved_by_seed, level=bonferroni_level(count))  # one for each budget
-    listed = []
+    savings_in_words = []
     for index, tokens in enumerate(rows["tokens"]):
         value, low, high = (100 * float(number) for number in saved[index])
-        listed.append(f"{value:+.1f} [{low:+.1f}, {high:+.1f}] % at {tokens:,} tokens")
-    finding = "; ".join(listed)
+        savings_in_words.append(f"{value:+.1f} [{low:+.1f}, {high:+.1f}] % at {tokens:,} tokens")
+    finding = "; ".join(savings_in_words)
     if (rows["reached"] < 1).any():  # the share of seeds that explain as much variance at all
         finding += " (some seeds never get there)"
     return judged_claim(

@@ -345,12 +345,12 @@ def _claim_about_late_layers(steering: SteeringEffects) -> Claim:
     count = len(effects_by_layers)
     level = bonferroni_level(count)
     bounds_and_estimates = []
-    listed = []
+    shares_in_words = []
     for (source_layer, target_layer), effects in effects_by_layers.items():
         share = steering.shares(effects, level)[NATIVE]
         bounds_and_estimates.append((Bound("below", NEXT_TO_NOTHING), share))
-        listed.append(f"{source_layer}→{target_layer} {share:.2f}")
-    finding = f"share: {', '.join(listed)}{bonferroni_note(count)}"
+        shares_in_words.append(f"{source_layer}→{target_layer} {share:.2f}")
+    finding = f"share: {', '.join(shares_in_words)}{bonferroni_note(count)}"
     return judged_claim(claim, bounds_and_estimates, finding, steering.units)
 
 

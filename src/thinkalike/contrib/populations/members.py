@@ -136,6 +136,9 @@ def _published_model(name: str, number_or_folder: int | str) -> ModelConfig:
     Args:
         name: The name of a series of numbered classifiers; "local": the classifier is in a folder.
         number_or_folder: The number of the classifier in the series, or its folder.
+
+    Raises:
+        ConfigError: There is no series of this name.
     """
     if name == "local":
         folder = str(number_or_folder)
