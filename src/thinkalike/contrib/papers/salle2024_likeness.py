@@ -310,13 +310,13 @@ def _claim_that_seeds_are_alike(
 
     gains = over_models(gain, models.tolist(), bonferroni_level(len(matrices)))
     panel_letters = [title[0] for title in matrices]
-    differences_in_words = ", ".join(
+    gains_in_words = ", ".join(
         f"{letter}: {gains[index]:+.2f}" for index, letter in enumerate(panel_letters)
     )
     return judged_claim(
         "two seeds of one architecture are more alike than two architectures",
         [(ABOVE_ZERO, gains)],
-        finding=f"mean likeness of their layers, one architecture minus two: {differences_in_words}"
+        finding=f"mean likeness of their layers, one architecture minus two: {gains_in_words}"
         f"{bonferroni_note(len(matrices))}",
         units=f"{len(set(models))} models",
     )
