@@ -22,7 +22,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from thinkalike.contrib.transfer.steering_vectors import effects_of
+from thinkalike.contrib.transfer.steering_vectors import jackknifed_mean_effects
 from thinkalike.measures import MLEM, feature_importance, mantel, split_half_reference
 from thinkalike.measures.accuracy import balanced_accuracies
 
@@ -179,7 +179,9 @@ def of_groups(draws: int) -> None:
             of_words = torch.arange(len(sentences)) % 2
             native, carried = balanced_accuracies(right, of_words, sentences, 2)
             of_labels = balanced_accuracies(right, sentences % 2, sentences, 2)[1]
-            steered, unsteered = effects_of((6 + 1.8 * natural + 2 * effect)[None], 10 + 3 * natural, sentences)
+            steered, unsteered = jackknifed_mean_effects(
+                (6 + 1.8 * natural + 2 * effect)[None], 10 + 3 * natural, sentences
+            )
             estimates = [carried.interval(), of_labels.interval(), carried.share_of(native, above=0.5)]
             estimates += [steered.interval()[0], steered.share_of(unsteered)[0]]
             found.append(torch.stack([torch.stack([*each]) for each in estimates], 1))

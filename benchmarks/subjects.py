@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinkalike.contrib.subjects.model_scores import model_scores
 from thinkalike.contrib.subjects.random_effects import random_effects
-from thinkalike.contrib.subjects.resampling import draw, two_factor
+from thinkalike.contrib.subjects.resampling import draw_resamples, two_factor
 from thinkalike.measures import COMPARATORS, compare, distance_vectors
 
 try:
@@ -72,7 +72,7 @@ def costs(stimuli: int, layers: int, subjects: int, resamples: int) -> None:
         start = time.process_time()
         eval_dual_bootstrap(fixed, RDMs(measured.numpy()), "spearman", N=2)
         print(f"    spearman by rsatoolbox {500 * (time.process_time() - start):8.1f}")
-    counts = draw(subjects, stimuli, 2).stimuli
+    counts = draw_resamples(subjects, stimuli, 2).stimuli
     assert compare(models, measured, counts=counts).isfinite().all()
 
 

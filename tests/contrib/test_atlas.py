@@ -10,7 +10,13 @@ from scipy.stats import spearmanr
 import tiny
 from conftest import composed, results_in
 from one_pass import list_of, results
-from thinkalike.contrib.atlas.agreement import agreement, by_pair, disagreements, mean_agreement, mean_over_models
+from thinkalike.contrib.atlas.agreement import (
+    agreement_table,
+    correlations_by_model_pair,
+    disagreements,
+    mean_agreement,
+    mean_over_models,
+)
 from thinkalike.contrib.atlas.inner_jobs import PAIR_COLUMNS as PLACE
 from thinkalike.instruments import asked_for, jobs_by_pass
 
@@ -122,8 +128,8 @@ def test_agreement_of_planted_measures_is_scipys():
         return {"same": x, "curved": np.exp(x), "distance": -(x**3), "against": -x, "other": x + y}
 
     table, measures = table_of(columns), dict.fromkeys(["same", "curved", "distance", "against", "other"], False)
-    pairs = by_pair(table, measures | {"distance": True})
-    found = agreement(pairs).set_index(["measure", "other"])
+    pairs = correlations_by_model_pair(table, measures | {"distance": True})
+    found = agreement_table(pairs).set_index(["measure", "other"])
     assert found.loc[("same", "curved"), ["rho", "low", "high"]].tolist() == pytest.approx([1, 1, 1])
     assert found.loc[("same", "distance"), "rho"] == pytest.approx(1), "of a distance less is closer"
     assert found.loc[("same", "against"), "rho"] == pytest.approx(-1)

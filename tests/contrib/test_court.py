@@ -20,7 +20,7 @@ from thinkalike.contrib.court.judges import JUDGES, judge_source
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.ranking import auc, dose_table, margin_above_decoys, summary_of_judges
 from thinkalike.contrib.court.target_results import TargetResults
-from thinkalike.contrib.court.token_profile import KINDS, profile_similarity, token_features
+from thinkalike.contrib.court.token_profile import KINDS, features_of_inner_tokens, profile_similarity
 from thinkalike.contrib.court.verdict_tables import shares_by_kind, verdict_table
 from thinkalike.contrib.court.verdicts import COLUMNS
 from thinkalike.contrib.papers import paper_experiment
@@ -206,7 +206,7 @@ def test_no_document_is_both_fitted_on_and_learnt_from():
 def test_features_of_tokens_are_those_of_their_text_and_place():
     words = {0: " ab", 1: "7", 2: " ", 3: "(", 4: "x1"}
     rows = torch.tensor([[0, 1, 2, 1, 3, 4]])
-    found = token_features(rows, words, torch.tensor([9, 0, 0, 0, 0]))
+    found = features_of_inner_tokens(rows, words, torch.tensor([9, 0, 0, 0, 0]))
     expected = [  # length, class, begins a word, log frequency, place, classes of the last two, seen before
         [1, 1, 0, 0, 1, 0, -1, 0],
         [1, 2, 1, 0, 2, 1, 0, 0],

@@ -302,7 +302,7 @@ def test_classes_and_heuristics_are_balanced_to_one_pair(count):
         assert {counts.get(key, 0) for key in counts} <= {count // parts, -(-count // parts)}
     assert (training.classes, challenge.classes) == (MNLI, HANS)
     for pairs in (training, challenge):
-        assert len(set(pairs.canonical())) == count, "no pair is there twice"
+        assert len(set(pairs.normalised_texts())) == count, "no pair is there twice"
 
 
 def test_every_template_is_used(training, challenge):
@@ -459,8 +459,8 @@ def test_batches_hold_each_pair_once_with_what_it_was_encoded_as(size, tokenizer
     for batch in padded_batches(encoded, size):
         lengths = batch.mask.sum(1)
         assert batch.tokens.shape[1] == lengths.max()
-        assert len(batch.rows) <= size
-        for place, row in enumerate(batch.rows.tolist()):
+        assert len(batch.pair_indices) <= size
+        for place, row in enumerate(batch.pair_indices.tolist()):
             length = int(lengths[place])
             assert batch.mask[place, :length].all()
             assert batch.tokens[place].tolist() == encoded.tokens[row] + [0] * (batch.tokens.shape[1] - length)

@@ -21,12 +21,12 @@ from thinkalike.contrib.papers.claims import (
     VERDICTS,
     Bound,
     Claim,
+    bonferroni_level,
     bonferroni_note,
     claims_table,
     counts_of,
     exact_claim,
     judged_claim,
-    level_of_each,
     untestable_claim,
     verdict_on_all,
 )
@@ -255,8 +255,8 @@ def test_the_table_and_the_counts_have_all_verdicts():
 
 
 def test_intervals_for_several_numbers_are_wider():
-    assert level_of_each(1) == pytest.approx(0.95)
-    assert level_of_each(5) == pytest.approx(0.99)
+    assert bonferroni_level(1) == pytest.approx(0.95)
+    assert bonferroni_level(5) == pytest.approx(0.99)
     assert bonferroni_note(1) == ""
     assert "all 5 together" in bonferroni_note(5)
 

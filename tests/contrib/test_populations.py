@@ -95,7 +95,7 @@ def test_flips_show_what_signed_penalties_cancel():
     penalties = population_penalties((predicted == labels).double())
     signed, directed, share = (grouped(values.mean(-1), groups) for values in (penalties, penalties, flips(predicted)))
     assert signed.between.value.item() == signed.difference.value.item() == 0
-    assert directed.directed.value[..., 0].tolist() == [[0, -1], [1, 0]]
+    assert directed.beyond_own_group.value[..., 0].tolist() == [[0, -1], [1, 0]]
     assert share.between.value.item() == 1
     assert share.within.value.item() == 0
 
@@ -119,7 +119,7 @@ def left_out(values, groups, model):
 @pytest.mark.parametrize("groups", ["aaaabbb", "abcabcabc", "babbaa"])
 def test_directions_and_intervals_match_a_plain_loop(groups):
     values = torch.randn(len(groups), len(groups), 2)
-    found = grouped(values, groups).directed
+    found = grouped(values, groups).beyond_own_group
     expected = directed_by_loop(values, groups)
     torch.testing.assert_close(found.value, expected)
     assert expected.abs().max() > 0.1
@@ -136,7 +136,7 @@ def test_directions_and_intervals_match_a_plain_loop(groups):
 
 
 def test_directions_that_compare_with_a_single_pair_are_open():
-    found = grouped(torch.randn(5, 5), "aabbb").directed
+    found = grouped(torch.randn(5, 5), "aabbb").beyond_own_group
     assert found.low.isinf().tolist() == [[False, False], [True, False]]
     assert found.value.diagonal().tolist() == found.low.diagonal().tolist() == [0, 0]
 

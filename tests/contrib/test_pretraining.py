@@ -11,7 +11,7 @@ import tiny
 from conftest import step_data
 from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig
-from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining, cosine
+from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining, warmup_then_cosine
 from thinkalike.evaluation.held_out import masked_losses
 from thinkalike.instruments.trajectory.checkpoints import revision_by_step
 from thinkalike.models.fingerprints import checkpoint_fingerprint
@@ -43,7 +43,7 @@ def text(text_files, tmp_path):
 
 
 def test_cosine_rises_falls_and_keeps_a_tenth():
-    values = [cosine(step, 100, 10) for step in range(100)]
+    values = [warmup_then_cosine(step, 100, 10) for step in range(100)]
     assert [values[step] for step in (0, 9, 10, 55, 99)] == pytest.approx([0.1, 1, 1, 0.1 + 0.9 / 2, 0.1], abs=2e-3)
 
 

@@ -14,7 +14,12 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from thinkalike.contrib.sae.autoencoder import DeadCandidates, SparseAutoencoder, sae_loss
-from thinkalike.contrib.sae.carrying import in_own_units, mapped_autoencoder, standardised, with_fitted_decoder
+from thinkalike.contrib.sae.carrying import (
+    for_original_states,
+    for_standardised_states,
+    mapped_autoencoder,
+    with_fitted_decoder,
+)
 from thinkalike.contrib.sae.courses import StartCurve, savings, savings_table
 from thinkalike.contrib.sae.saelens import load_sae, save_sae
 from thinkalike.errors import ModelError
@@ -124,10 +129,10 @@ def test_a_carried_sae_encodes_and_decodes_through_the_maps(float64, k):
 
 def test_a_change_of_units_keeps_the_latents_and_can_be_undone(float64):
     sae, mean = tiny.jiggled(SparseAutoencoder.random(6, 12, 5).double()), torch.randn(6)
-    states, other = torch.randn(30, 6), standardised(sae, mean, 2.5)
+    states, other = torch.randn(30, 6), for_standardised_states(sae, mean, 2.5)
     torch.testing.assert_close(other.encode((states - mean) / 2.5), sae.encode(states))
     torch.testing.assert_close(other((states - mean) / 2.5) * 2.5 + mean, sae(states))
-    for a, b in zip(in_own_units(other, mean, 2.5).parameters(), sae.parameters(), strict=True):
+    for a, b in zip(for_original_states(other, mean, 2.5).parameters(), sae.parameters(), strict=True):
         torch.testing.assert_close(a, b)
 
 

@@ -124,7 +124,9 @@ def test_looks_are_at_the_report_before_their_steps(tmp_path):
     module = training(fits_of([0, 1]))
     assert module.config.evaluation_steps == [0, 1, 2, 3, 4, 6, 8, 11, 16, 23, 32]
     begins = SparseAutoencoder.stacked([each.start for each in fits_of([0, 1])])
-    report = SiteStates(module.report.states * module.scale + module.mean, module.report.documents)
+    report = SiteStates(
+        module.evaluation_states.states * module.scale + module.mean, module.evaluation_states.documents
+    )
     run(module, tmp_path)
     torch.testing.assert_close(
         module.errors[0], reconstruction_by_document(begins, report, 5).errors.float(), rtol=1e-4, atol=0
@@ -333,12 +335,12 @@ def test_a_source_of_other_weights_is_refused(made, minis):
 def test_rates_are_chosen_and_judged_on_different_documents():
     errors = torch.tensor([[3.0, 1, 3, 1], [2, 5, 2, 5]]).view(1, 1, 2, 1, 4)
     ones = torch.ones(1, 1, 2, 1)
-    made = FittedAutoencoders(errors, torch.arange(4.0), ones, ones, starts=[], trained=[])
+    made = FittedAutoencoders(errors, torch.arange(4.0), ones, ones, before_training=[], after_training=[])
     assert made.best_rate_index(0) == 1, "by 3 + 3 and 2 + 2"
     assert made.judged[0][0, 0, :, 0].tolist() == [[1, 1], [5, 5]]
     assert made.judged[1].tolist() == [1, 3]
     alone = FittedAutoencoders(
-        errors[:, :, :1], torch.arange(4.0), ones[:, :, :1], ones[:, :, :1], starts=[], trained=[]
+        errors[:, :, :1], torch.arange(4.0), ones[:, :, :1], ones[:, :, :1], before_training=[], after_training=[]
     )
     assert alone.judged[1].tolist() == [0, 1, 2, 3], "one rate needs no choice"
     assert [made.index(0, rate, 0) for rate in (0, 1)] == [0, 1]

@@ -36,8 +36,8 @@ from thinkalike.contrib.transfer.steering_trial import (
     steered_gaps,
 )
 from thinkalike.contrib.transfer.steering_vectors import (
-    effects_of,
     held_out_differences,
+    jackknifed_mean_effects,
     random_directions,
     with_norms_of,
 )
@@ -89,26 +89,26 @@ def test_norms_and_random_directions():
 def test_effects_are_shares_of_the_natural_one_over_words():
     natural = 10 + torch.randn(N)
     effects = torch.stack([natural, natural / 2, torch.randn(N)])
-    found, whole = effects_of(effects, natural, torch.arange(N))
+    found, whole = jackknifed_mean_effects(effects, natural, torch.arange(N))
     shares = found.share_of(whole)
     torch.testing.assert_close(shares.value[:2], torch.tensor([1.0, 0.5]).double())
     torch.testing.assert_close(shares.low[:2], shares.high[:2])
     assert shares.low[2] < shares.value[2] < shares.high[2]
     torch.testing.assert_close(found.interval().value, effects.double().mean(1))
     nothing = torch.tensor([1.0, -1] * 6)
-    insignificant, none = effects_of(nothing[None], nothing, torch.arange(N))
+    insignificant, none = jackknifed_mean_effects(nothing[None], nothing, torch.arange(N))
     assert insignificant.share_of(none).value.isnan().all()
     assert insignificant.interval().value.isfinite().all()
 
 
 def test_effect_intervals_are_students_over_words():
     effects, words = torch.randn(2, 40), torch.arange(40) // 5
-    found, _ = effects_of(effects, 10 + torch.randn(40), words)
+    found, _ = jackknifed_mean_effects(effects, 10 + torch.randn(40), words)
     means = effects.double().view(2, 8, 5).mean(2)
     expected = random_effects(means)
     for ours, theirs in zip(found.interval(), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
-    few, natural = effects_of(effects, 10 + torch.randn(40), torch.arange(40) // 6)
+    few, natural = jackknifed_mean_effects(effects, 10 + torch.randn(40), torch.arange(40) // 6)
     assert few.interval().low.isnan().all(), "seven words"
     assert few.share_of(natural).value.isfinite().all()
 
@@ -231,7 +231,7 @@ def test_no_vector_does_nothing_nor_does_one_that_comes_too_late(gpt2, number):
     vectors = 5 * torch.randn(1, 70, gpt2.d_model)
     torch.testing.assert_close(steered_gaps(gpt2, texts, 1, 0 * vectors)[0], before, atol=1e-4, rtol=0)
     torch.testing.assert_close(steered_gaps(gpt2, texts, last, vectors)[0], before, atol=1e-4, rtol=0)
-    assert (steered_gaps(gpt2, texts, last, vectors, later=True)[0] - before).abs().max() > 1, "control"
+    assert (steered_gaps(gpt2, texts, last, vectors, also_later=True)[0] - before).abs().max() > 1, "control"
 
 
 CODE = [(name, f"{name}s") for name in ("value", "item", "key", "name", "line", "path", "file", "node", "part", "list")]

@@ -159,14 +159,14 @@ def test_scores_and_ceiling_are_those_of_copied_stimuli(device):
     torch.testing.assert_close(found.replicates, compare(models, subjects, "corr", found.draws.stimuli))
     ceiling = noise_ceiling(subjects, "corr")
     expected = compare(ceiling.without, subjects, "corr", found.draws.stimuli).diagonal(dim1=1, dim2=2)
-    torch.testing.assert_close(found.of_ceiling().replicates, expected)
-    torch.testing.assert_close(found.of_ceiling().values, ceiling.lower)
+    torch.testing.assert_close(found.ceiling_scores().replicates, expected)
+    torch.testing.assert_close(found.ceiling_scores().values, ceiling.lower)
 
 
 def test_without_resamples_there_is_no_interval_over_stimuli():
     found = model_scores(*drawn(), resamples=0)
     assert found.replicates.shape == (0, 3, S)
-    assert random_effects(found.best([0, 1])[0].minus(found.of_ceiling()).values).low.isfinite()
+    assert random_effects(found.best([0, 1])[0].minus(found.ceiling_scores()).values).low.isfinite()
     assert two_factor(*found.of(0), found.draws).error.isnan()
 
 

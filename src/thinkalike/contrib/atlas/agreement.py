@@ -26,7 +26,7 @@ def oriented(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
     return table.assign(**negated)
 
 
-def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
+def correlations_by_model_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
     """Return Spearman's ρ of each two measures, over the layer pairs of each pair of models.
 
     The table has a row for each pair of models and each two measures. ρ is NaN if a measure has
@@ -59,7 +59,7 @@ def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
     return correlations
 
 
-def agreement(correlations: pd.DataFrame) -> pd.DataFrame:
+def agreement_table(correlations: pd.DataFrame) -> pd.DataFrame:
     """Return for each two measures the mean ρ over pairs of models, and the pair of least ρ.
 
     Rows whose ρ is NaN are left out.
@@ -151,7 +151,8 @@ def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataF
         table: A row for each layer pair, with a column for each measure.
         measures: For each measure, whether it is a distance.
     """
-    ranks = relative_ranks(oriented(table, measures), list(measures))
+    similarities = oriented(table, measures)  # distances are negated
+    ranks = relative_ranks(similarities, list(measures))
     rows = []
     for measure, other in itertools.combinations(measures, 2):
         differences = (ranks[measure] - ranks[other]).dropna()

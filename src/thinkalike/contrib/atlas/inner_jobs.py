@@ -64,7 +64,7 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
     """
     atlas = config.measure_as(AtlasConfig)
     pairs = _jobs_of_model_pairs(config)
-    models = {}
+    models = {}  # by their text, as configurations are not hashable
     for pair in pairs:
         for model in (pair.model, pair.target):
             models[repr(model)] = model
@@ -74,9 +74,9 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
     atlas_settings = {field.name for field in fields(atlas)} - {"kind"}
     jobs = []
     for measure in atlas.measures:
-        schema = measure_schema(measure)
-        shared_settings = atlas_settings & {field.name for field in fields(schema)}
-        measure_settings = schema(**{name: getattr(atlas, name) for name in shared_settings})
+        settings_class = measure_schema(measure)
+        names_in_both = atlas_settings & {field.name for field in fields(settings_class)}
+        measure_settings = settings_class(**{name: getattr(atlas, name) for name in names_in_both})
         for pair in pairs:
             jobs.append(
                 MeasureJob(
@@ -96,6 +96,7 @@ def _jobs_of_model_pairs(config: AnalyzeConfig) -> list[AnalyzeConfig]:
     """
     cka = measure_schema("cka")()
     jobs = []
+    # `asked_for` turns a configuration of several models into one for each pair of them.
     for job in asked_for(replace(config, models=config.models or [], measure=cka)):
         assert isinstance(job, AnalyzeConfig)
         jobs.append(job)
@@ -141,6 +142,7 @@ def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.Da
         table = table.merge(values, how="left", on=PAIR_COLUMNS)
     last_layers = table.groupby(MODEL_COLUMNS, sort=False)[LAYER_COLUMNS].max().reset_index()
     for values in tables_of_outputs:
+        # One row for each pair of models, which gets the numbers of their last layers.
         at_last_layers = values.drop(columns=LAYER_COLUMNS).merge(last_layers, on=MODEL_COLUMNS)
         table = table.merge(at_last_layers, how="left", on=PAIR_COLUMNS)
     return table[[*PAIR_COLUMNS, *value_columns]]
@@ -172,7 +174,7 @@ def columns_of(jobs: Sequence[MeasureJob]) -> dict[str, bool]:
     columns = []
     for measure in dict.fromkeys(job.measure for job in jobs):
         columns.append(measure)
-        if measure == DIRECTED:
+        if measure == DIRECTED:  # the only measure with a value for each direction
             columns.append(f"{measure}{BACK}")
     return {column: is_distance(column) for column in columns}
 

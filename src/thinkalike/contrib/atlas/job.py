@@ -18,8 +18,8 @@ from typing import ClassVar
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.contrib.atlas.agreement import (
-    agreement,
-    by_pair,
+    agreement_table,
+    correlations_by_model_pair,
     disagreements,
     mean_agreement,
     oriented,
@@ -73,10 +73,10 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         The table of the result has a row for each pair of layers of each pair of models. Further
         tables say how well each two measures agree, and on which layer pairs they disagree most.
         """
-        jobs, results = work.input("parts", FinishedJobs)
+        jobs, results = work.input("parts", FinishedJobs)  # what `inputs` returned
         table = joined_table(jobs, results)
         measures = columns_of(jobs)
-        correlations = by_pair(table, measures)
+        correlations = correlations_by_model_pair(table, measures)
 
         mean = mean_agreement(correlations)
         scalars = {
@@ -99,7 +99,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
             table,
             scalars,
             tables={
-                "agreement": agreement(correlations),
+                "agreement": agreement_table(correlations),
                 "agreement_by_pair": correlations,
                 "disagreements": disagreements(table, measures),
             },

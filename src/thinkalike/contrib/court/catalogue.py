@@ -150,7 +150,7 @@ SOURCES = (
     SourceRecipe("bigram mean", "n-gram", partial(mean_states_of_ngrams, kind=BigramMeans)),
     SourceRecipe("trigram mean", "n-gram", partial(mean_states_of_ngrams, kind=TrigramMeans)),
     *(
-        SourceRecipe(f"{name} code", "token", partial(random_vector_of_ngram, of=name))
+        SourceRecipe(f"{name} code", "token", partial(random_vector_of_ngram, ngram=name))
         for name in NGRAM_CODES
     ),
     SourceRecipe("other context", "token", other_context),
@@ -166,12 +166,16 @@ SOURCES = (
     ),
     SourceRecipe("embedding", "position", embedding_states),
     *(
-        SourceRecipe(f"bag of the last {last}", "bag", partial(token_and_bag, last=float(last)))
-        for last in (4, 8, 32)
+        SourceRecipe(
+            f"bag of the last {length}", "bag", partial(token_and_bag, bag_length=float(length))
+        )
+        for length in (4, 8, 32)
     ),
-    SourceRecipe("bag of all", "bag", partial(token_and_bag, last=math.inf)),
+    SourceRecipe("bag of all", "bag", partial(token_and_bag, bag_length=math.inf)),
     SourceRecipe(
-        "bag of the last 8, random codes", "bag", partial(token_and_bag, last=8.0, of="code")
+        "bag of the last 8, random codes",
+        "bag",
+        partial(token_and_bag, bag_length=8.0, kind="code"),
     ),
     SourceRecipe("state of the last token", "delay", partial(shifted, steps=-1)),
     SourceRecipe("state of the next token", "leak", partial(shifted, steps=1)),
@@ -185,7 +189,7 @@ SOURCES = (
     SourceRecipe(
         "own and a tenth of the next token's code",
         "leak",
-        partial(with_next_token, share=0.1, of="code"),
+        partial(with_next_token, share=0.1, kind="code"),
     ),
     SourceRecipe("fresh weights", "untrained", states_after_change(untrained_like, "fresh")),
     SourceRecipe(

@@ -119,7 +119,7 @@ def _trained_copy(
     """
     module = copy.deepcopy(materials.target.module).train().requires_grad_(True)
     data = StepData(rows, config.tokens_per_step, config.steps, materials.seed_for(name))
-    materials.train(Pretraining(module, config), data, name)
+    materials.train(Pretraining(module, config), data, name)  # changes `module` in place
     module = module.to(materials.target.device)
     return variant(materials.target, module, f"{materials.target.name} ({name})")
 

@@ -119,7 +119,8 @@ class Evidence:
         plain = both_ways(plain_source, target.plain)
         residual = both_ways(residual_source, target.residual)
         mixing = target.mixing_r2.mean(1)  # (1, replicate), the mean of both directions
-        beyond_mixing = residual.mean(0)[None] - MORE_THAN_MIXING * mixing
+        residual_of_both = residual.mean(0)[None]  # (1, replicate), the mean of both directions
+        beyond_mixing = residual_of_both - MORE_THAN_MIXING * mixing
         # Each estimate has one number, with its interval.
         estimates = {
             "r2": with_interval(plain[:1]),

@@ -124,7 +124,8 @@ class Court(
         """Print a table of some of the sources, with the values of some similarity measures."""
         first = result.details.iloc[0]
         # At most `ROWS_SHOWN`, evenly spaced.
-        rows = result.details.iloc[few(len(result.details), ROWS_SHOWN)]
+        shown_indices = few(len(result.details), ROWS_SHOWN)
+        rows = result.details.iloc[shown_indices]
         columns = [text_column("source", rows["source"]), text_column("kind", rows["kind"])]
         columns += [number_column(judge, rows[judge], ".3f") for judge in JUDGES_SHOWN]
         # The target and its layer are the same in every row.
@@ -148,9 +149,9 @@ def _check_layer(layer: int, target: FrozenModel) -> None:
 def _corpus(config: AnalyzeConfig, target: FrozenModel) -> Corpus:
     """Return the tokenized text, divided into a fitting and an evaluation text.
 
-    Of the fitting text, maps are fitted on some rows, and sources learn from rows of different
-    documents. Rows that share a document with both are left out, so the tokens that sources learn
-    from are read twice over.
+    Of the fitting text, maps are fitted on the first rows, and sources learn from rows of
+    different documents. Rows that share a document with the first ones are left out, so twice as
+    many tokens are read for sources as they learn from.
     """
     measure = config.measure_as(CourtConfig)
     return read_corpus(
@@ -173,14 +174,20 @@ def _silence_trainings(work: Work) -> None:
 def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
     """Return the configurations of separately trained models, by what is different about them.
 
-    The setting `measure.siblings` has their names, which must be known models; without it there
-    are none. They run on the same device as the target, and read rows of the same length.
+    The setting `measure.siblings` has the name of a known model for each difference, such as
+    {"other seed": "..."}; without it the result is empty. The models run on the same device as the
+    target, and read rows of the same length.
+
+    Raises:
+        ConfigError: A name is not that of a known model.
     """
-    names = config.measure_as(CourtConfig).siblings or {}
-    for difference, name in names.items():
+    name_by_difference = config.measure_as(CourtConfig).siblings or {}
+    for difference, name in name_by_difference.items():
         one_of(f"measure.siblings.{difference}", name, options("model"))
     settings = {"device": config.model.device, "context": config.model.context}
-    return {difference: model_named(name, settings) for difference, name in names.items()}
+    return {
+        difference: model_named(name, settings) for difference, name in name_by_difference.items()
+    }
 
 
 def _materials(
@@ -266,15 +273,15 @@ def _rows_of_different_documents(
     return rows.tokens[:n_fit_rows], other_rows[:n_other_rows]
 
 
-def _spread_rows(rows: TokenRows, tokens: int) -> TokenRows:
+def _spread_rows(rows: TokenRows, n_tokens: int) -> TokenRows:
     """Return evenly spaced rows, so that they come from as many documents as possible.
 
     Args:
         rows: All rows of tokens of the evaluation text.
-        tokens: How many tokens are wanted. The result has at most as many, as rows are whole.
+        n_tokens: How many tokens are wanted. The result has at most as many, as rows are whole.
     """
-    step = max(rows.tokens.numel() // tokens, 1)
-    n_rows = tokens // rows.context  # `context` is the length of a row
+    step = max(rows.tokens.numel() // n_tokens, 1)
+    n_rows = n_tokens // rows.context  # `context` is the length of a row
     evenly_spaced = rows.select(slice(None, None, step))
     return evenly_spaced.select(slice(n_rows))
 
@@ -304,7 +311,7 @@ def _judged_sources(
         rows = state.entry("rows", list)
     # There is a state from the beginning, so that the first training can be resumed as well.
     work.keep(STATE, {"rows": rows})
-    n_done = len(rows)
+    n_done = len(rows)  # not 0 in a resumed job
     for number, recipe in enumerate(recipes[n_done:], n_done + 1):
         try:
             with doing(f"source {number} of {len(recipes)}: {recipe.name}"):
@@ -315,7 +322,7 @@ def _judged_sources(
             raise DataError(f"the source '{recipe.name}' of {target.name}: {error}") from error
         rows.append({"source": recipe.name, "kind": recipe.kind, **values})
         work.keep(STATE, {"rows": rows})
-        if asked():
+        if asked():  # whether a signal, such as Ctrl-C, has asked the process to stop
             stop(f"at source {number} of {len(recipes)}")
     return rows
 

@@ -44,9 +44,10 @@ def later_share(source: Source, rows: Int[Tensor, "rows t"]) -> float:
     # Index i holds distance i, which is below `length`. Distances that do not occur count as 0.
     sums = torch.zeros(length, dtype=change.dtype).index_add(0, distances, change)
     mean_by_distance = sums / distances.bincount(minlength=length).clamp(min=1)
-    variance = (states - states.mean(0)).square().sum(-1).median()
-    # Where most states are the same, the variance is 0, and 0 / 0 would be NaN.
-    share = mean_by_distance.max() / variance.clamp(min=torch.finfo(variance.dtype).tiny)
+    typical_variance = (states - states.mean(0)).square().sum(-1).median()
+    # Where most states are the same, this is 0, and 0 / 0 would be NaN.
+    tiny = torch.finfo(typical_variance.dtype).tiny
+    share = mean_by_distance.max() / typical_variance.clamp(min=tiny)
     return max(float(share), 0.0)
 
 

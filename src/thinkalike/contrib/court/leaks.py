@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.contrib.court.bags_and_shifts import token_vectors
+from thinkalike.contrib.court.bags_and_shifts import VectorKind, token_vectors
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.random_codes import normals_by_code, prefix_codes
 from thinkalike.contrib.court.source import StateFunction, Tokens
@@ -29,7 +29,8 @@ def next_token(materials: Materials) -> StateFunction:
     """Return a function of tokens: noise in clusters, one cluster for each possible next token.
 
     The state at a position is a random vector (centre) for the token that follows, plus noise. So
-    it contains the answer of a language model, and nothing else (Smith, Mannering, Marcu 2025).
+    it contains what a language model has to predict, and nothing else (Smith, Mannering, Marcu
+    2025).
     """
     seed_of_centres = materials.seed_for("leak")
     seed_of_scatter = materials.seed_for("leak, scatter")
@@ -57,10 +58,10 @@ def half_of_the_tokens(materials: Materials) -> StateFunction:
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
         """Return the leak where the hash is odd, and else the target's states."""
-        is_odd = splitmix(prefix_codes(rows, seed)) % 2 == 1
-        leaks = is_odd[..., None].to(materials.device)
+        hashes = splitmix(prefix_codes(rows, seed))  # (b, t), of all tokens up to each position
+        is_leak = (hashes % 2 == 1)[..., None].to(materials.device)
         leaking_states = materials.mean + materials.standard_deviations * leak(rows)
-        return torch.where(leaks, leaking_states, materials.target_states(rows))
+        return torch.where(is_leak, leaking_states, materials.target_states(rows))
 
     return states
 
@@ -85,17 +86,19 @@ def half_of_the_variance(materials: Materials) -> StateFunction:
     return states
 
 
-def with_next_token(materials: Materials, share: float, of: str = "embedding") -> StateFunction:
+def with_next_token(
+    materials: Materials, share: float, kind: VectorKind = "embedding"
+) -> StateFunction:
     """Return a function of tokens: the target's states plus a vector of the next token.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
         share: The standard deviation of each dimension of the vector, as a share of that of the
             states.
-        of: What the vectors are: "embedding" for the target's embeddings, or "code" for random
+        kind: What the vectors are: "embedding" for the target's embeddings, or "code" for random
             normal vectors.
     """
-    vectors = share * materials.standard_deviations * token_vectors(materials, of)
+    vectors = share * materials.standard_deviations * token_vectors(materials, kind)
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
         """Return the target's state + the vector of the next token, at each position."""

@@ -52,6 +52,7 @@ class Source:
         self.d_model = example.shape[-1]
         self.device = example.device
         self.dtype = example.dtype
+        # Caches of states tell models apart by this.
         self.identity = id(self)
 
         # The target's attributes that say how text becomes tokens.

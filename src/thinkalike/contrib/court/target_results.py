@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinkalike.contrib.court.materials import Materials
 from thinkalike.contrib.court.source import Source
-from thinkalike.contrib.court.token_profile import token_features
+from thinkalike.contrib.court.token_profile import features_of_inner_tokens
 from thinkalike.evaluation.batch_sizes import BATCH_TOKENS
 from thinkalike.evaluation.forward import next_token_losses, states_onwards
 from thinkalike.instruments.ruler.calibration_points import greatest_at_each_pair
@@ -172,6 +172,7 @@ class TargetResults:
         """
         rows = self.materials.evaluation_rows.long()
         positions = torch.arange(rows.shape[1]).expand_as(rows)
+        # The jackknife leaves out parts of the documents; these numbers also say each one's part.
         documents = numbered_by_part(at_inner_tokens(self.materials.evaluation_documents))
         bags = [self._mixing_states[name] for name in BAGS]  # these are linear in the embeddings
         residual_states = ResidualStates(
@@ -215,7 +216,7 @@ class TargetResults:
         # text that do not occur there have a count of 0.
         other_tokens = self.materials.other_rows.long().flatten()
         counts = other_tokens.bincount(minlength=max(text_of_token) + 1)
-        return token_features(rows, text_of_token, counts)
+        return features_of_inner_tokens(rows, text_of_token, counts)
 
     @torch.no_grad()
     def stitched_run(self, source: Source, stitch: StateMap) -> StitchedRun:
@@ -241,6 +242,7 @@ class TargetResults:
             penalty += (losses - target_run.losses).double().sum()
             last = states[-1][:, :-1].flatten(0, 1)  # without the last token of each row
             own_last = target_run.states[-1][:, :-1].flatten(0, 1)  # of the target alone
+            # KL(target alone || stitched) of the predictions of the next token.
             kl += token_kl(last, target.finish, own_last).double().sum()
             for depth, (state, own_state) in enumerate(
                 zip(states, target_run.states, strict=True)

@@ -31,7 +31,12 @@ def mean_states_of_ngrams(
     # Means are kept only for n-grams that occur in one of the texts.
     all_rows = torch.cat([materials.fit_rows, materials.evaluation_rows, materials.other_rows])
     only_layer = [0]  # of a source
-    means = kind(source or materials.target_source, only_layer, materials.other_rows, all_rows)
+    means = kind(
+        source or materials.target_source,
+        layers=only_layer,
+        fit=materials.other_rows,
+        report=all_rows,
+    )
     # `TokenMeans` takes the place of a model: `residuals` are its states, which are the means.
     return lambda rows: means.residuals(rows, only_layer)[0]
 
@@ -62,19 +67,19 @@ NGRAM_CODES: dict[str, ContextCode] = {
 }
 
 
-def random_vector_of_ngram(materials: Materials, of: str) -> StateFunction:
+def random_vector_of_ngram(materials: Materials, ngram: str) -> StateFunction:
     """Return a function of tokens: a random vector for the n-gram that ends at each position.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
-        of: "token", "bigram" or "trigram".
+        ngram: "token", "bigram" or "trigram".
     """
 
     def ngram_numbers(rows: Tokens) -> Tokens:
         """Return the number of the n-gram at each position."""
-        return NGRAM_CODES[of](rows, materials.target.vocabulary)
+        return NGRAM_CODES[ngram](rows, materials.target.vocabulary)
 
-    return noise_for(materials, f"code of the {of}", ngram_numbers)
+    return noise_for(materials, f"code of the {ngram}", ngram_numbers)
 
 
 def position_means(
@@ -159,7 +164,8 @@ def gaussian(materials: Materials) -> StateFunction:
         """Return x², the squares of the centred states."""
         return materials.centred_states(rows).square()
 
-    squares = Source("squares", "", squared_states, materials.target)
+    # A source, as means are taken over the states of a source. It stands in no table.
+    squares = Source("squares", kind="", states=squared_states, target=materials.target)
     token_mean = mean_states_of_ngrams(materials, TokenMeans)
     token_mean_of_squares = mean_states_of_ngrams(materials, TokenMeans, squares)
     unit_noise = noise_for(materials, "Gaussian given the token")

@@ -13,7 +13,7 @@ from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.importance import feature_importance
 
-# Of the features that `token_features` returns, in its order.
+# Of the features that `features_of_inner_tokens` returns, in its order.
 KINDS = [
     "numeric",  # length
     "nominal",  # class
@@ -30,7 +30,7 @@ CHARACTER_CLASSES = (str.isalpha, str.isdigit, str.isspace, str.isalnum)
 NO_TOKEN = -1  # the class before the beginning of a row
 
 
-def token_features(
+def features_of_inner_tokens(
     rows: Int[Tensor, "b t"], text_of_token: Mapping[int, str], counts: Int[Tensor, " vocab"]
 ) -> Float[Tensor, "n f"]:
     """Return f = 8 features of each token, without the first and the last token of each row.
@@ -110,7 +110,7 @@ def profile_similarity(
     profiles. It is 0 if a profile is constant, since τ is then undefined.
 
     Args:
-        features: The features of n tokens, see `token_features`.
+        features: The features of n tokens, see `features_of_inner_tokens`.
         source: The source's states of these tokens.
         target: The target's states of these tokens.
         seed: The seed of the MLEM and of the permutations.

@@ -38,7 +38,7 @@ def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -
     cells = cells.mask(np.eye(len(names), dtype=bool), 1.0)  # a measure with itself
     order = cells.mean().sort_values(ascending=False, kind="stable").index
     cells = cells.loc[order, order]
-    with canvas(COLUMN, 2.9) as (figure, axes):
+    with canvas(COLUMN, height=2.9) as (figure, axes):
         inches = COLUMN - BESIDE_MATRIX
         image = draw_correlation_matrix(axes, cells, rotation=90.0, inches=inches, ha="right")
         label = "Spearman's ρ over layer pairs"
@@ -61,8 +61,9 @@ def draw_ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> No
     """
     model_pairs = list(table.groupby(["source", "target"], sort=False))
     height = ROW_HEIGHT * len(measures) + BELOW_ROWS
-    grid = (len(measures), len(model_pairs))
-    with canvas(PAGE, height, *grid, squeeze=False) as (figure, panels):
+    n_rows = len(measures)
+    n_columns = len(model_pairs)
+    with canvas(PAGE, height, n_rows, n_columns, squeeze=False) as (figure, panels):
         for row, measure in zip(panels, measures, strict=True):
             for axes, (_, layer_pairs) in zip(row, model_pairs, strict=True):
                 image = _draw_rank_heatmap(axes, layer_pairs, measure)

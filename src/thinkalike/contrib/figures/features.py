@@ -54,7 +54,7 @@ def draw_correlation(table: pd.DataFrame, folder: Path) -> None:
         table: The matrix; rows and columns have the names of the features.
         folder: Where the figure is written.
     """
-    with canvas(COLUMN, COLUMN) as (figure, axes):
+    with canvas(COLUMN, height=COLUMN) as (figure, axes):
         inches = COLUMN - BESIDE_MATRIX
         image = draw_correlation_matrix(axes, table, rotation=45.0, inches=inches, ha="right")
         label = "correlation of differences over pairs"
@@ -105,7 +105,7 @@ def draw_contrasts(contrasts: list[Contrast], folder: Path) -> None:
     feature in both layers, and the words of the second layer.
     """
     n_rows = len(contrasts)
-    with canvas(PAGE, 2.4 * n_rows, n_rows, 3, squeeze=False) as (figure, panels):
+    with canvas(PAGE, 2.4 * n_rows, rows=n_rows, columns=3, squeeze=False) as (figure, panels):
         for (left, middle, right), contrast in zip(panels, contrasts, strict=True):
             first_name, second_name = contrast.names
             first_words, second_words = contrast.words

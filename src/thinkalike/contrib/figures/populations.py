@@ -52,7 +52,8 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
     n_down = ceil(n_panels / n_across)
     all_rows = pd.concat(list(panels_by_title.values()))
     handle_of_label = {}  # for one legend of all panels
-    with canvas(PAGE, 2.3 * n_down + 0.3, n_down, n_across, squeeze=False) as (figure, panels):
+    height = 2.3 * n_down + 0.3  # rows of panels, and the legend below them
+    with canvas(PAGE, height, n_down, n_across, squeeze=False) as (figure, panels):
         leave_out(panels.flat[n_panels:])
         for axes, (title, table) in zip(panels.flat, panels_by_title.items(), strict=False):
             quantity = str(table["column"].iloc[0])
@@ -104,7 +105,7 @@ def draw_distances(table: pd.DataFrame, folder: Path) -> None:
         table: A row for each source and target, with their groups and the distance (value).
         folder: Where the figure is written.
     """
-    with canvas(COLUMN, 5.2, 2, 1) as (figure, (matrix_axes, kinds_axes)):
+    with canvas(COLUMN, height=5.2, rows=2) as (figure, (matrix_axes, kinds_axes)):
         image = _draw_distance_matrix(matrix_axes, table)
         figure.colorbar(image, ax=matrix_axes, label="distance (equation 2)", shrink=0.85)
         _draw_boxes_by_kind(kinds_axes, table)

@@ -34,7 +34,7 @@ def draw_sae_curves(curves: pd.DataFrame, folder: Path) -> None:
         titled_tables = [(str(name), rows) for name, rows in by_transfer]
     n_panels = len(titled_tables)
     width = width_of(n_panels)
-    with canvas(width, 2.6, 1, n_panels, squeeze=False) as (figure, panels):
+    with canvas(width, height=2.6, columns=n_panels, squeeze=False) as (figure, panels):
         for axes, (title, rows) in zip(panels[0], titled_tables, strict=True):
             _draw_starts(axes, rows)
             axes.set_title(title)

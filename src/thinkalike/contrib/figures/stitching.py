@@ -34,8 +34,9 @@ def draw_directions(table: pd.DataFrame, folder: Path) -> None:
         folder: Where the figure is written.
     """
     groups = list(dict.fromkeys(table["group"]))
-    width = width_of(len(groups))
-    with canvas(width, 3.2, 1, len(groups), sharey=True, squeeze=False) as (figure, panels):
+    n_panels = len(groups)
+    width = width_of(n_panels)
+    with canvas(width, 3.2, columns=n_panels, sharey=True, squeeze=False) as (figure, panels):
         for axes, group in zip(panels[0], groups, strict=True):
             rows_of_group = table[table["group"] == group]
             directions = rows_of_group.groupby(["source", "target"], sort=True)
@@ -71,11 +72,11 @@ def draw_learning_curves(
     """
     groups = list(dict.fromkeys(group for group, _ in curves))
     most_layers = max(curve.shape[1] for curve in curves.values())
-    # A row of panels for each group, and below them a legend of two columns.
-    height = 1.8 * len(groups) + 0.15 * len(curves) / 2 + 0.4
-    grid = (len(groups), most_layers)
+    n_rows = len(groups)  # of panels
+    n_legend_rows = len(curves) / 2  # below the panels, in two columns
+    height = 1.8 * n_rows + 0.15 * n_legend_rows + 0.4
     handle_of_label = {}
-    with canvas(PAGE, height, *grid, sharey=True, squeeze=False) as (figure, panels):
+    with canvas(PAGE, height, n_rows, most_layers, sharey=True, squeeze=False) as (figure, panels):
         for row, group in zip(panels, groups, strict=True):
             curves_of_group = {
                 label: curve for (name, label), curve in curves.items() if name == group

@@ -36,7 +36,7 @@ def draw_subject_scores(
     recorded_layers = list(ceilings["recorded"])
     n_panels = len(recorded_layers)
     width = width_of(n_panels)
-    with canvas(width, 2.8, 1, n_panels, squeeze=False, sharey=True) as (figure, panels):
+    with canvas(width, 2.8, columns=n_panels, squeeze=False, sharey=True) as (figure, panels):
         for axes, name in zip(panels[0], recorded_layers, strict=True):
             ceiling = ceilings[ceilings["recorded"] == name].iloc[0]
             axes.axhspan(

@@ -26,7 +26,7 @@ def draw_settling(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder
     """
     any_run = list(runs.values())[-1]
     steps = any_run["step"].unique()
-    with canvas(COLUMN, 5.2, 2, 1) as (figure, (curves_axes, onsets_axes)):
+    with canvas(COLUMN, height=5.2, rows=2) as (figure, (curves_axes, onsets_axes)):
         _draw_curves(curves_axes, runs)
         layers = any_run["layer"].unique()
         curves_axes.legend([f"layer {layer}" for layer in layers])

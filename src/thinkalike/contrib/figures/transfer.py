@@ -44,9 +44,10 @@ def draw_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None
     width = PAGE
     if len(features) * len(layer_pairs) <= MOST_IN_COLUMN:
         width = COLUMN
-    height = 2.1 * len(splits) + 0.9
-    grid = (len(splits), len(layer_pairs))
-    with canvas(width, height, *grid, squeeze=False, sharey=True) as (figure, panels):
+    n_rows = len(splits)
+    n_columns = len(layer_pairs)
+    height = 2.1 * n_rows + 0.9  # rows of panels, and the legend below them
+    with canvas(width, height, n_rows, n_columns, squeeze=False, sharey=True) as (figure, panels):
         for (row, column), axes in np.ndenumerate(panels):
             (source_layer, target_layer), rows = layer_pairs[column]
             split = splits[row]
@@ -54,8 +55,8 @@ def draw_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None
             axes.set_title(f"layer {source_layer} → {target_layer}, held-out {split}s")
             if column == 0:
                 axes.set_ylabel("balanced accuracy")
-            is_last_row = row == len(splits) - 1
-            axes.tick_params(labelbottom=is_last_row)
+            is_last_row = row == n_rows - 1
+            axes.tick_params(labelbottom=is_last_row)  # the names of features, below it
         handles, labels = panels[0, 0].get_legend_handles_labels()
         handles.append(Line2D([], [], color="0.6", linestyle="--", linewidth=1))
         labels.append("chance")
@@ -131,7 +132,7 @@ def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> 
     rows_by_panel = list(table.groupby(["position", "strength"], sort=False))
     n_panels = len(rows_by_panel)
     width = width_of(n_panels)
-    with canvas(width, 2.6, 1, n_panels, squeeze=False, sharey=True) as (figure, panels):
+    with canvas(width, 2.6, columns=n_panels, squeeze=False, sharey=True) as (figure, panels):
         for axes, ((position, strength), rows) in zip(panels[0], rows_by_panel, strict=True):
             _draw_effects(axes, rows, has_shares)
             axes.set(xlabel="layer → layer", title=f"{position}, strength {strength:g}")

@@ -22,10 +22,10 @@ from thinkalike.contrib.papers.claims import (
     ABOVE_ZERO,
     Bound,
     Claim,
+    bonferroni_level,
     bonferroni_note,
     exact_claim,
     judged_claim,
-    level_of_each,
 )
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.figures.layers import layer_heatmaps
@@ -117,20 +117,20 @@ def one_sidedness(cells: Float[Tensor, "*b l m"]) -> Float[Tensor, "*b"]:
 
 def _jobs_between(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for the CKA of each pair of different models."""
-    return _jobs(experiment, list(itertools.combinations(experiment.names, 2)))
+    return _cka_jobs(experiment, list(itertools.combinations(experiment.names, 2)))
 
 
 def _jobs_within(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for the CKA of each model with itself."""
-    return _jobs(experiment, [(name, name) for name in experiment.names])
+    return _cka_jobs(experiment, [(name, name) for name in experiment.names])
 
 
 def _jobs_with_largest(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for the CKA of each model with the last one, which is the largest."""
-    return _jobs(experiment, [(name, experiment.names[-1]) for name in experiment.names])
+    return _cka_jobs(experiment, [(name, experiment.names[-1]) for name in experiment.names])
 
 
-def _jobs(experiment: ExperimentRun, pairs: Sequence[Names]) -> list[InnerJob]:
+def _cka_jobs(experiment: ExperimentRun, pairs: Sequence[Names]) -> list[InnerJob]:
     """Return one job for the CKA of each pair; its label is "source, target".
 
     Args:
@@ -138,13 +138,16 @@ def _jobs(experiment: ExperimentRun, pairs: Sequence[Names]) -> list[InnerJob]:
         pairs: The names of the source and the target of each pair.
     """
     return [
-        InnerJob(f"{source}, {target}", (experiment.models[source], experiment.models[target]))
+        InnerJob(
+            label=f"{source}, {target}",
+            models=(experiment.models[source], experiment.models[target]),
+        )
         for source, target in pairs
     ]
 
 
 def _result_of_pair(experiment: ExperimentRun, names: Names) -> Result:
-    """Return the result of the job for a source and a target, whose label `_jobs` has made."""
+    """Return the result of the job for a source and a target, whose label `_cka_jobs` has made."""
     return experiment.results[", ".join(names)]
 
 
@@ -272,18 +275,18 @@ def _claim_that_likeness_grows(experiment: ExperimentRun) -> Claim:
         return mean_of_different_layers(of_larger) - mean_of_different_layers(of_smaller)
 
     neighbours = list(itertools.pairwise(experiment.names))
-    level = level_of_each(len(neighbours))
+    level = bonferroni_level(len(neighbours))
     results = {name: _result_of_pair(experiment, (name, name)) for name in experiment.names}
-    bounded = []
+    bounds_and_estimates = []
     listed_increases = []
     for smaller, larger in neighbours:
         estimate = jackknifed(increase, [results[smaller], results[larger]], level)
-        bounded.append((ABOVE_ZERO, estimate))
+        bounds_and_estimates.append((ABOVE_ZERO, estimate))
         listed_increases.append(f"{larger} minus {smaller} {estimate:+.4f}")
     any_result = results[experiment.names[0]]  # all results have the same documents
     return judged_claim(
         "the likeness of a model's layers grows with scale",
-        bounded,
+        bounds_and_estimates,
         finding=f"mean CKA of two different layers: {'; '.join(listed_increases)}"
         f"{bonferroni_note(len(neighbours))}",
         units=_interval_units(any_result),
@@ -450,7 +453,7 @@ def _conclude_table1(experiment: ExperimentRun) -> Conclusion:
     odd_name = "neox-5l-odd-mini" if experiment.scale == "mini" else "pythia-2.8b-deduped"
     odd_index = table.index[table["model"] == odd_name][0]
     odd = table.loc[odd_index]
-    about_its_size = table[odd_index - 2 :]
+    about_its_size = table[odd_index - 2 :]  # from two rows above it on
     others = about_its_size[about_its_size["model"] != odd_name]
     has_smaller_heads = (odd["d_head"] < others["d_head"]).all()
     has_smaller_rotary = (odd["rotary"] < others["rotary"]).all()
@@ -510,7 +513,12 @@ EXPERIMENTS = [
     ),
     Experiment("brown2023/figure9", _conclude_figure9, FIGURE_9, _jobs_between, "cka"),
     Experiment(
-        "brown2023/figure10", _conclude_figure10, FIGURE_10, _jobs_within, "cka", takes=(2,)
+        "brown2023/figure10",
+        _conclude_figure10,
+        FIGURE_10,
+        _jobs_within,
+        "cka",
+        accepted_model_counts=(2,),
     ),
-    Experiment("brown2023/table1", _conclude_table1, TABLE_1, tabulates=True),
+    Experiment("brown2023/table1", _conclude_table1, TABLE_1, prints_table=True),
 ]

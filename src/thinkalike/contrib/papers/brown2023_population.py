@@ -28,14 +28,18 @@ from thinkalike.contrib.papers.claims import (
     BELOW_ZERO,
     Bound,
     Claim,
+    bonferroni_level,
     bonferroni_note,
     judged_claim,
-    level_of_each,
     over_models,
     untestable_claim,
 )
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
-from thinkalike.contrib.papers.population_result import PopulationResult, Side, population_parts
+from thinkalike.contrib.papers.population_result import (
+    EvaluatedPairs,
+    PopulationResult,
+    population_parts,
+)
 from thinkalike.contrib.populations.clusters import (
     adjusted_rand_index,
     adjusted_rand_index_p,
@@ -70,13 +74,14 @@ FIRST_CUT = -1
 FIRST_LAYER = 0
 
 
-def _inner_jobs(experiment: ExperimentRun, side: Side) -> list[InnerJob]:
+def _population_jobs(experiment: ExperimentRun, evaluated: EvaluatedPairs) -> list[InnerJob]:
     """Return the one job of a figure: the comparison of its classifiers on one set of texts.
 
     The set is called "report" for held-out texts, and "challenge" for texts that a heuristic gets
-    wrong.
+    wrong. Its name is also the label of the job.
     """
-    return [InnerJob(side, changes={**population_parts(experiment, side)})]
+    changes = dict(population_parts(experiment, evaluated))
+    return [InnerJob(label=evaluated, changes=changes)]
 
 
 # ---- Figures.
@@ -127,7 +132,7 @@ def _conclude_figure8(experiment: ExperimentRun) -> Conclusion:
     """
     population = PopulationResult.of(experiment, "report")  # "report" is the set of held-out texts
     # A last axis for `grouped`, which keeps all axes but the first two.
-    difference = population.grouped(population.distances[..., None]).difference
+    difference = population.means_by_group(population.distances[..., None]).difference
     nearer = judged_claim(
         "models of one group are nearer to each other than models of two",
         [(BELOW_ZERO, difference)],
@@ -178,8 +183,8 @@ def _stitch_panel_tables(population: PopulationResult, ending: str) -> dict[str,
         population: The result of a population.
         ending: The end of both titles, such as ", null".
     """
-    penalties = population.grouped(population.penalties, examples=True)
-    flips = population.grouped(population.flips, examples=True)
+    penalties = population.means_by_group(population.penalties, examples=True)
+    flips = population.means_by_group(population.flips, examples=True)
     axis = "last layer of the source"
     return {
         f"identity stitches{ending}": _panel_table(
@@ -196,12 +201,12 @@ def _cka_panel_table(population: PopulationResult, ending: str) -> dict[str, pd.
         population: The result of a population.
         ending: The end of the title, such as ", null".
     """
-    means = population.grouped(population.cka)
+    means = population.means_by_group(population.cka)
     return {f"CKA{ending}": _panel_table(means, population, FIRST_LAYER, "value", "layer")}
 
 
 def _panel_table(
-    means: Grouped, population: PopulationResult, first: int, column: str, axis: str
+    means: Grouped, population: PopulationResult, first_depth: int, column: str, axis: str
 ) -> pd.DataFrame:
     """Return the table of one panel: a row for each source group, target group and depth.
 
@@ -210,7 +215,7 @@ def _panel_table(
     Args:
         means: Means over pairs of models; their last axis is the depth.
         population: The result that names the groups.
-        first: The depth at index 0 of that axis.
+        first_depth: The depth at index 0 of that axis.
         column: The name of the values in the figure.
         axis: The name of the depths in the figure.
     """
@@ -221,7 +226,8 @@ def _panel_table(
     for (source, source_name), (target, target_name) in itertools.product(groups, repeat=2):
         for index in range(n_depths):
             mean, low, high = (float(number) for number in cells[source, target, index])
-            rows.append((f"{source_name} into {target_name}", index + first, mean, low, high))
+            pair = f"{source_name} into {target_name}"
+            rows.append((pair, index + first_depth, mean, low, high))
     table = pd.DataFrame(rows, columns=["pair", "place", "mean", "low", "high"])
     return table.assign(column=column, axis=axis)
 
@@ -294,9 +300,9 @@ def _claim_about_early_stitches(population: PopulationResult, where: str) -> Sti
     """
     return StitchClaim(
         f"stitches at early cuts cost almost nothing {where}",
-        Bound("below", SMALL_PENALTY),
-        population.penalties,
-        _group_directions(population),
+        bound=Bound("below", SMALL_PENALTY),
+        values=population.penalties,
+        directions=_group_directions(population),
     )
 
 
@@ -312,29 +318,29 @@ def _claims_about_late_stitches(population: PopulationResult, where: str) -> lis
         population: The result of a population.
         where: The end of each claim: on which pairs of texts.
     """
-    directions = _group_directions(population)
+    directions = _group_directions(population)  # (source group, target group), all pairs
     within = [(source, target) for source, target in directions if source == target]
     between = [(source, target) for source, target in directions if source != target]
     return [
         StitchClaim(
             f"late stitches between the groups cost more than within {where}",
-            ABOVE_ZERO,
-            population.penalties,
-            between,
+            bound=ABOVE_ZERO,
+            values=population.penalties,
+            directions=between,
             is_beyond_own_group=True,
         ),
         StitchClaim(
             f"late stitches between the groups flip more predictions than within {where}",
-            ABOVE_ZERO,
-            population.flips,
-            between,
+            bound=ABOVE_ZERO,
+            values=population.flips,
+            directions=between,
             is_beyond_own_group=True,
         ),
         StitchClaim(
             f"late stitches within a group cost almost nothing {where}",
-            Bound("below", SMALL_PENALTY),
-            population.penalties,
-            within,
+            bound=Bound("below", SMALL_PENALTY),
+            values=population.penalties,
+            directions=within,
         ),
     ]
 
@@ -353,24 +359,28 @@ def _judged_stitch_claim(
             blocks follow.
     """
     count = len(claim.directions) * len(cuts)
-    all_means = population.grouped(claim.values, examples=True, level=level_of_each(count))
-    # (source group, target group, cut)
-    means = all_means.directed if claim.is_beyond_own_group else all_means.cells
+    all_means = population.means_by_group(
+        claim.values, examples=True, level=bonferroni_level(count)
+    )
+    means = all_means.cells  # (source group, target group, cut)
+    if claim.is_beyond_own_group:
+        # The same means, minus those of sources from the target's own group.
+        means = all_means.beyond_own_group
 
     names = population.group_names
-    bounded = []
-    listed = []
-    for source, target in claim.directions:
-        bounded.append((claim.bound, means[source, target][list(cuts)]))
+    bounds_and_estimates = []
+    findings = []
+    for source, target in claim.directions:  # the indices of two groups
+        bounds_and_estimates.append((claim.bound, means[source, target][list(cuts)]))
         # A cut is listed by the last layer of the source: -1, the embedding, for no block.
         by_cut = _listed_depths(means[source, target], cuts, FIRST_CUT)
-        listed.append(f"{names[source]} into {names[target]} {by_cut}")
+        findings.append(f"{names[source]} into {names[target]} {by_cut}")
     if claim.is_beyond_own_group:
         # The function takes similarities, and models are similar if penalties are low.
         similarities = -claim.values.mean(-1)
-        listed.append(_depths_of_first_difference(similarities, population, "cut", FIRST_CUT))
-    finding = f"{'; '.join(listed)}{bonferroni_note(count)}"
-    return judged_claim(claim.text, bounded, finding, population.units_with_examples)
+        findings.append(_depths_of_first_difference(similarities, population, "cut", FIRST_CUT))
+    finding = f"{'; '.join(findings)}{bonferroni_note(count)}"
+    return judged_claim(claim.text, bounds_and_estimates, finding, population.units_with_examples)
 
 
 def accuracy_gap_claim(population: PopulationResult) -> Claim:
@@ -481,7 +491,7 @@ def claim_that_late_layers_differ(population: PopulationResult) -> Claim:
     early_layers = list(range(n_layers // 2))
     late_layers = list(range(n_layers - n_late_layers, n_layers))
     count = len(early_layers) + len(late_layers)
-    gap = population.grouped(population.cka, level=level_of_each(count)).difference
+    gap = population.means_by_group(population.cka, level=bonferroni_level(count)).difference
     by_layer = _listed_depths(gap, range(n_layers), FIRST_LAYER)
     onsets = _depths_of_first_difference(population.cka, population, "layer", FIRST_LAYER)
     return judged_claim(
@@ -501,7 +511,7 @@ def _claim_that_null_groups_are_alike(null: PopulationResult) -> Claim:
     Args:
         null: The result of the population, with the models of these two groups alone.
     """
-    gap = null.grouped(null.cka[..., -1:]).difference
+    gap = null.means_by_group(null.cka[..., -1:]).difference
     onsets = _depths_of_first_difference(null.cka, null, "layer", FIRST_LAYER)
     return judged_claim(
         "the null: CKA in the last layer does not tell two parents of one strategy apart",
@@ -511,19 +521,19 @@ def _claim_that_null_groups_are_alike(null: PopulationResult) -> Claim:
     )
 
 
-def _listed_depths(estimate: Estimate, indices: Sequence[int], first: int) -> str:
+def _listed_depths(estimate: Estimate, indices: Sequence[int], first_depth: int) -> str:
     """Return a text such as "3: +0.037 [+0.032, +0.043], 4: ...", with depths before values.
 
     Args:
         estimate: One number for each depth.
         indices: The indices of the estimate that are listed.
-        first: The depth at index 0.
+        first_depth: The depth at index 0.
     """
-    return ", ".join(f"{index + first}: {estimate[index]:+.3f}" for index in indices)
+    return ", ".join(f"{index + first_depth}: {estimate[index]:+.3f}" for index in indices)
 
 
 def _depths_of_first_difference(
-    values: Float[Tensor, "m m l"], population: PopulationResult, depth: str, first: int
+    values: Float[Tensor, "m m l"], population: PopulationResult, depth: str, first_depth: int
 ) -> str:
     """Return in words at which depth groups of models first differ, and first differ clearly.
 
@@ -535,14 +545,14 @@ def _depths_of_first_difference(
         values: A similarity of each pair of m models at each of l depths.
         population: The population from which the values come.
         depth: The name of a depth: "cut" or "layer".
-        first: The depth at index 0.
+        first_depth: The depth at index 0.
     """
     n_depths = values.shape[-1]
-    gap = population.grouped(values, level=level_of_each(n_depths)).difference
+    gap = population.means_by_group(values, level=bonferroni_level(n_depths)).difference
 
     def in_words(index: int | None) -> str:
         """Return the depth at an index, or "none"."""
-        return "none" if index is None else str(index + first)
+        return "none" if index is None else str(index + first_depth)
 
     any_onset = in_words(onset_of_difference(gap))
     clear_onset = in_words(onset_of_difference(gap, CLEAR_DIFFERENCE))
@@ -588,20 +598,20 @@ def _cluster_claim(
         distances: The distance between any two of the m models.
     """
     n_clusters = len(population.group_names)
-    labels = cluster(distances, n_clusters)
+    cluster_of_model = cluster(distances, n_clusters)
+    all_models = range(len(distances))
     rand_indices = {}
-    listed = []
+    findings = []
     for name, partition in _known_partitions(population).items():
-        rand_index = over_models(
-            partial(_rand_index, distances, n_clusters, partition), range(len(partition))
-        )
-        p = adjusted_rand_index_p(labels, partition)
-        listed.append(f"adjusted Rand index with {name} {rand_index:.2f}, p = {p:.4f}")
+        index_for_models = partial(_rand_index, distances, n_clusters, partition)
+        rand_index = over_models(index_for_models, all_models)  # with a jackknife interval
+        p = adjusted_rand_index_p(cluster_of_model, partition)
+        findings.append(f"adjusted Rand index with {name} {rand_index:.2f}, p = {p:.4f}")
         rand_indices[name] = rand_index
     return judged_claim(
         f"clusters from {source} alone are the groups",
         [(Bound("above", LEAST_RAND_INDEX), rand_indices["the groups"])],
-        finding=", ".join(listed),
+        finding=", ".join(findings),
         units=population.units,
     )
 
@@ -646,21 +656,21 @@ EXPERIMENTS = [
         "brown2023/figure2",
         _conclude_figure2,
         MODELS,
-        partial(_inner_jobs, side="report"),
+        partial(_population_jobs, evaluated="report"),
         "population",
     ),
     Experiment(
         "brown2023/figure7",
         _conclude_figure7,
         MODELS,
-        partial(_inner_jobs, side="challenge"),
+        partial(_population_jobs, evaluated="challenge"),
         "population",
     ),
     Experiment(
         "brown2023/figure8",
         _conclude_figure8,
         MODELS,
-        partial(_inner_jobs, side="report"),
+        partial(_population_jobs, evaluated="report"),
         "population",
     ),
 ]

@@ -17,9 +17,9 @@ from thinkalike.contrib.papers.claims import (
     ABOVE_ZERO,
     BELOW_ZERO,
     Claim,
+    bonferroni_level,
     bonferroni_note,
     judged_claim,
-    level_of_each,
     untestable_claim,
 )
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
@@ -68,10 +68,13 @@ def _directions_at_depth(depth: int, ending: str = "") -> list[FigureDirection]:
     directions = []
     for source, source_name in names.items():
         for target, target_name in names.items():
-            activations = (source, target)
-            directions.append(
-                FigureDirection(f"{depth} layers", activations, source_name, target_name)
+            direction = FigureDirection(
+                group=f"{depth} layers",
+                activations=(source, target),
+                source=source_name,
+                target=target_name,
             )
+            directions.append(direction)
     return directions
 
 
@@ -111,7 +114,12 @@ def _stitching_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     if experiment.scale == "mini":
         arguments += MINI_ARGUMENTS
     return [
-        InnerJob(direction.label, (direction.source, direction.target), tuple(arguments), "train")
+        InnerJob(
+            label=direction.label,
+            models=(direction.source, direction.target),
+            arguments=tuple(arguments),
+            entry_point="train",
+        )
         for direction in DIRECTIONS[experiment.scale]
     ]
 
@@ -152,7 +160,7 @@ class PenaltyDifferences(NamedTuple):
 
 
 def penalty_differences(
-    pairs: Sequence[tuple[Result, Result]], together: bool = True
+    pairs: Sequence[tuple[Result, Result]], simultaneous: bool = True
 ) -> PenaltyDifferences:
     """Return the penalty of the first result minus that of the second, for each pair and layer.
 
@@ -163,7 +171,7 @@ def penalty_differences(
     Args:
         pairs: Pairs of results of stitching jobs. All models share a tokenizer, and all jobs are
             evaluated on the same documents.
-        together: Whether the intervals hold for all differences together.
+        simultaneous: Whether the intervals hold for all differences together.
 
     Raises:
         StoreError: Two results are evaluated on different documents.
@@ -176,7 +184,8 @@ def penalty_differences(
         difference = _document_penalties(minuend) - _document_penalties(subtrahend)
         differences_by_document.append(difference)
     stacked = torch.from_numpy(np.stack(differences_by_document))  # (pairs, layers, documents)
-    differences = bootstrap_interval(stacked, token_counts, together=together)
+    # Σ differences / Σ tokens over documents, which the bootstrap resamples.
+    differences = bootstrap_interval(stacked, token_counts, together=simultaneous)
     return PenaltyDifferences(differences, token_counts)
 
 
@@ -214,7 +223,7 @@ def asymmetry_by_layer(forward: Result, back: Result) -> pd.DataFrame:
     """
     columns = ["source", "target", "source_layer"]
     table = _rows_of_same_layers(forward)[columns].rename(columns={"source_layer": "layer"})
-    differences = penalty_differences([(forward, back)], together=False).differences
+    differences = penalty_differences([(forward, back)], simultaneous=False).differences
     asymmetry, low, high = differences[0]  # of the only pair
     return table.assign(asymmetry=asymmetry.numpy(), low=low.numpy(), high=high.numpy())
 
@@ -232,7 +241,7 @@ def _conclude_figure1(experiment: ExperimentRun) -> Conclusion:
         claims += _claims_about_activations(experiment, group)
     table = _joined_penalty_tables(experiment, directions)
     further_tables = {"asymmetry": _asymmetry_table(experiment, directions)}
-    return Conclusion(table, claims, partial(draw_directions, table), further_tables)
+    return Conclusion(table, claims, partial(draw_directions, table), tables=further_tables)
 
 
 def _asymmetry_table(
@@ -374,7 +383,7 @@ def _claim_that_stitches_learn(
     standard_error = variance_of_change.sqrt().nan_to_num(torch.inf)  # NaN for a single step
     degrees_of_freedom = max(min(n_first, n_last) - 1, 1)
     n_stitches = standard_error.numel()
-    t = student_t(level_of_each(n_stitches), degrees_of_freedom)
+    t = student_t(bonferroni_level(n_stitches), degrees_of_freedom)
     change = interval_around(last_losses.mean(0) - first_losses.mean(0), t * standard_error)
     largest = change[int(change.value.argmax())]
     return judged_claim(

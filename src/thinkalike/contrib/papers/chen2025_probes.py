@@ -19,9 +19,9 @@ from thinkalike.contrib.figures.transfer import draw_probes
 from thinkalike.contrib.papers.claims import (
     Bound,
     Claim,
+    bonferroni_level,
     bonferroni_note,
     judged_claim,
-    level_of_each,
     untestable_claim,
 )
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
@@ -119,7 +119,11 @@ class ProbedLayers:
 def _probing_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for each pair of models, with probes of their middle layers."""
     return [
-        InnerJob(pair.label, pair, (layers_argument(experiment, pair, [PROBED_DEPTH]),))
+        InnerJob(
+            label=pair.label,
+            models=pair,
+            arguments=(layers_argument(experiment, pair, [PROBED_DEPTH]),),
+        )
         for pair in pairs_of(experiment)
     ]
 
@@ -191,8 +195,8 @@ def _claims_about_word_features(probed: ProbedLayers) -> Iterator[Claim]:
         else:
             excess = _excess_over_chance(native)
             finding = f"native accuracy on held-out words minus chance {excess:+.3f}"
-            bounded = [(Bound("within", NEAR_CHANCE), excess)]
-            yield judged_claim(claim, bounded, finding, probed.units)
+            bounds_and_estimates = [(Bound("within", NEAR_CHANCE), excess)]
+            yield judged_claim(claim, bounds_and_estimates, finding, probed.units)
         claim = (
             f"{probed.label}: a carried probe of {feature} keeps less than half of what a native "
             "one has"
@@ -227,20 +231,20 @@ def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
     Such a probe reads the target's states, mapped to the source. The random maps have the singular
     values of the fitted map, but random directions. The claim is about all features together.
     """
-    level = level_of_each(len(probed.features))
+    level = bonferroni_level(len(probed.features))
     excesses = {}
     for feature in probed.features:
         accuracy = probed.accuracy(feature, probing.RANDOM)
         if accuracy is not None:
             excesses[feature] = _excess_over_chance(accuracy, level)
     claim = "through random maps of the same spectrum probes are near chance"
-    listed = ", ".join(f"{name} {excess:+.2f}" for name, excess in excesses.items())
+    in_words = ", ".join(f"{name} {excess:+.2f}" for name, excess in excesses.items())
     return _claim_about_all(
         probed,
         claim,
         Bound("within", NEAR_CHANCE),
         excesses,
-        f"accuracy minus chance: {listed}",
+        f"accuracy minus chance: {in_words}",
     )
 
 
@@ -252,7 +256,7 @@ def _claim_about_refitted_probes(probed: ProbedLayers) -> Claim:
     probe, which is fitted on the target's states. Features whose native probe is not above chance
     are left out.
     """
-    level = level_of_each(len(probed.features))
+    level = bonferroni_level(len(probed.features))
     shares = {}
     for feature in probed.features:
         share = probed.share(feature, probing.REFITTED, level)
@@ -261,9 +265,9 @@ def _claim_about_refitted_probes(probed: ProbedLayers) -> Claim:
     claim = (
         "maps lose directions, not information: probes refitted on what ψ makes have 0.9 of native"
     )
-    listed = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
+    in_words = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
     return _claim_about_all(
-        probed, claim, Bound("above", REFITTED_SHARE), shares, f"share: {listed}"
+        probed, claim, Bound("above", REFITTED_SHARE), shares, f"share: {in_words}"
     )
 
 
@@ -299,5 +303,7 @@ def _excess_over_chance(accuracy: Accuracy, level: float = 0.95) -> Estimate:
 
 
 EXPERIMENTS = [
-    Experiment("chen2025/probes", _conclude, MODELS, _probing_jobs, "probes", takes=(2,)),
+    Experiment(
+        "chen2025/probes", _conclude, MODELS, _probing_jobs, "probes", accepted_model_counts=(2,)
+    ),
 ]

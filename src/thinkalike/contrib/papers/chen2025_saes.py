@@ -20,9 +20,9 @@ from thinkalike.contrib.papers.claims import (
     ABOVE_ZERO,
     Bound,
     Claim,
+    bonferroni_level,
     bonferroni_note,
     judged_claim,
-    level_of_each,
 )
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.contrib.sae.tables import BLANK
@@ -140,7 +140,13 @@ def _training_jobs(experiment: ExperimentRun) -> list[InnerJob]:
         ]
         if experiment.scale == "mini":
             arguments += MINI_ARGUMENTS
-        jobs.append(InnerJob(transfer.label, (transfer.target,), tuple(arguments), "train"))
+        job = InnerJob(
+            label=transfer.label,
+            models=(transfer.target,),
+            arguments=tuple(arguments),
+            entry_point="train",
+        )
+        jobs.append(job)
     return jobs
 
 
@@ -166,7 +172,7 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
         _joined_tables(experiment, "table"),
         claims,
         partial(draw_sae_curves, curves),
-        {"savings": _joined_tables(experiment, "savings"), "curves": curves},
+        tables={"savings": _joined_tables(experiment, "savings"), "curves": curves},
         blank=BLANK,  # columns with empty cells
     )
 
@@ -208,12 +214,12 @@ def _claim_that_start_saves(
     count = len(rows)
 
     saved_by_seed = torch.from_numpy(result.arrays["saved"])[rows["index"].tolist()]
-    saved = random_effects(saved_by_seed, level=level_of_each(count))  # one for each budget
-    listed = []
+    saved = random_effects(saved_by_seed, level=bonferroni_level(count))  # one for each budget
+    savings_in_words = []
     for index, tokens in enumerate(rows["tokens"]):
         value, low, high = (100 * float(number) for number in saved[index])
-        listed.append(f"{value:+.1f} [{low:+.1f}, {high:+.1f}] % at {tokens:,} tokens")
-    finding = "; ".join(listed)
+        savings_in_words.append(f"{value:+.1f} [{low:+.1f}, {high:+.1f}] % at {tokens:,} tokens")
+    finding = "; ".join(savings_in_words)
     if (rows["reached"] < 1).any():  # the share of seeds that explain as much variance at all
         finding += " (some seeds never get there)"
     return judged_claim(

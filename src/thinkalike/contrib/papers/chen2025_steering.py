@@ -20,9 +20,9 @@ from thinkalike.contrib.papers.claims import (
     ABOVE_ZERO,
     Bound,
     Claim,
+    bonferroni_level,
     bonferroni_note,
     judged_claim,
-    level_of_each,
     untestable_claim,
 )
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
@@ -36,7 +36,7 @@ from thinkalike.contrib.transfer.steering_trial import (
     NEGATED,
     RANDOM,
 )
-from thinkalike.contrib.transfer.steering_vectors import effects_of
+from thinkalike.contrib.transfer.steering_vectors import jackknifed_mean_effects
 from thinkalike.measures.accuracy import Jackknifed
 from thinkalike.measures.estimates import Estimate
 from thinkalike.store import Result
@@ -50,7 +50,7 @@ QUESTION_STRENGTH = 4.0
 BEYOND_RANDOM = "beyond random"
 
 NEXT_TO_NOTHING = 0.1  # share of the natural effect
-NOTHING = Bound("within", NEXT_TO_NOTHING)
+NEARLY_NO_EFFECT = Bound("within", NEXT_TO_NOTHING)
 
 
 class Effects(NamedTuple):
@@ -106,7 +106,7 @@ class SteeringEffects:
         if rows.empty or rows["share"].isna().any():
             return None
         arrays = self.result.arrays
-        steered, natural = effects_of(
+        steered, natural = jackknifed_mean_effects(
             torch.from_numpy(arrays["effects"])[rows.index.tolist()],
             torch.from_numpy(arrays["natural"]),
             torch.from_numpy(arrays["groups"]),  # pairs of texts with the same word are a group
@@ -125,7 +125,8 @@ class SteeringEffects:
         matched = conditions.index(MATCHED)  # the carried vector, with the norm of the native one
         random = conditions.index(RANDOM)
         value = effects.steered.value  # (conditions,)
-        replicates = effects.steered.replicates  # (conditions, groups)
+        replicates = effects.steered.replicates  # (conditions, parts that are left out in turn)
+        # Lists as indices, so that the axis of conditions stays.
         value_beyond_random = value[[matched]] - value[[random]]
         replicates_beyond_random = replicates[[matched]] - replicates[[random]]
         with_difference = Jackknifed(
@@ -163,7 +164,8 @@ def _steering_jobs(experiment: ExperimentRun) -> list[InnerJob]:
         for contrast, measure in (("number", number), ("question", question)):
             label = f"{contrast}, {pair.label}"
             arguments = (layers_argument(experiment, pair),)
-            jobs.append(InnerJob(label, pair, arguments, changes={"measure": measure}))
+            changes = {"measure": measure}
+            jobs.append(InnerJob(label, models=pair, arguments=arguments, changes=changes))
     return jobs
 
 
@@ -223,23 +225,38 @@ def _claims_about_number(steering: SteeringEffects) -> Iterator[Claim]:
         ShareClaim(
             "the carried direction of number does .65 of what the plural does",
             CARRIED,
-            1.0,
-            Bound("above", 0.65),
+            strength=1.0,
+            bound=Bound("above", 0.65),
         ),
         ShareClaim(
             "twice the carried direction of number does .9 of what the plural does",
             CARRIED,
-            2.0,
-            Bound("above", 0.9),
+            strength=2.0,
+            bound=Bound("above", 0.9),
         ),
-        ShareClaim("a random vector of the same norm does next to nothing", RANDOM, 1.0, NOTHING),
-        ShareClaim("twice a random vector does next to nothing", RANDOM, 2.0, NOTHING),
-        ShareClaim("the negated carried direction does next to nothing", NEGATED, 1.0, NOTHING),
+        ShareClaim(
+            "a random vector of the same norm does next to nothing",
+            RANDOM,
+            strength=1.0,
+            bound=NEARLY_NO_EFFECT,
+        ),
+        ShareClaim(
+            "twice a random vector does next to nothing",
+            RANDOM,
+            strength=2.0,
+            bound=NEARLY_NO_EFFECT,
+        ),
+        ShareClaim(
+            "the negated carried direction does next to nothing",
+            NEGATED,
+            strength=1.0,
+            bound=NEARLY_NO_EFFECT,
+        ),
         ShareClaim(
             "of one norm the carried direction does more than a random one",
             BEYOND_RANDOM,
-            1.0,
-            ABOVE_ZERO,
+            strength=1.0,
+            bound=ABOVE_ZERO,
         ),
     ):
         yield _judged_share_claim(claim, steering, NUMBER_DEPTH, "word")
@@ -263,14 +280,14 @@ def _claims_about_questions(steering: SteeringEffects) -> Iterator[Claim]:
             CARRIED,
             Bound("above", 0.5),
         ),
-        ("a random vector of the same norm does next to nothing", RANDOM, NOTHING),
+        ("a random vector of the same norm does next to nothing", RANDOM, NEARLY_NO_EFFECT),
         (
             "of one norm the carried direction does more than a random one",
             BEYOND_RANDOM,
             ABOVE_ZERO,
         ),
     ):
-        claim = ShareClaim(text, condition, QUESTION_STRENGTH, bound)
+        claim = ShareClaim(text, condition, strength=QUESTION_STRENGTH, bound=bound)
         yield _judged_share_claim(claim, steering, QUESTION_DEPTH, LATER)
 
 
@@ -326,17 +343,24 @@ def _claim_about_late_layers(steering: SteeringEffects) -> Claim:
         return untestable_claim(claim, "these layers are not there")
 
     count = len(effects_by_layers)
-    level = level_of_each(count)
-    bounded = []
-    listed = []
+    level = bonferroni_level(count)
+    bounds_and_estimates = []
+    shares_in_words = []
     for (source_layer, target_layer), effects in effects_by_layers.items():
         share = steering.shares(effects, level)[NATIVE]
-        bounded.append((Bound("below", NEXT_TO_NOTHING), share))
-        listed.append(f"{source_layer}→{target_layer} {share:.2f}")
-    finding = f"share: {', '.join(listed)}{bonferroni_note(count)}"
-    return judged_claim(claim, bounded, finding, steering.units)
+        bounds_and_estimates.append((Bound("below", NEXT_TO_NOTHING), share))
+        shares_in_words.append(f"{source_layer}→{target_layer} {share:.2f}")
+    finding = f"share: {', '.join(shares_in_words)}{bonferroni_note(count)}"
+    return judged_claim(claim, bounds_and_estimates, finding, steering.units)
 
 
 EXPERIMENTS = [
-    Experiment("chen2025/steering", _conclude, MODELS, _steering_jobs, "steering", takes=(2,)),
+    Experiment(
+        "chen2025/steering",
+        _conclude,
+        MODELS,
+        _steering_jobs,
+        "steering",
+        accepted_model_counts=(2,),
+    ),
 ]

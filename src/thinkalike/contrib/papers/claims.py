@@ -104,7 +104,7 @@ def verdict_on_all(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def judged_claim(
-    claim: str, bounded: Sequence[tuple[Bound, Estimate]], finding: str, units: str
+    claim: str, bounds_and_estimates: Sequence[tuple[Bound, Estimate]], finding: str, units: str
 ) -> Claim:
     """Judge the claim that every number of some estimates lies within its bound.
 
@@ -113,14 +113,15 @@ def judged_claim(
 
     Args:
         claim: The claim in words.
-        bounded: Pairs of a bound and an estimate. An estimate may have several numbers, each with
-            an interval; the caller makes the intervals wide enough to hold all together.
+        bounds_and_estimates: Pairs of a bound and an estimate. An estimate may have several
+            numbers, each with an interval; the caller makes the intervals wide enough to hold all
+            together.
         finding: What was found, in words.
         units: What was sampled for the intervals, in words, such as "5 seeds".
     """
     verdicts: list[Verdict] = []
     half_widths: list[float] = []
-    for bound, estimate in bounded:
+    for bound, estimate in bounds_and_estimates:
         lows = estimate.low.flatten().tolist()
         highs = estimate.high.flatten().tolist()
         for low, high in zip(lows, highs, strict=True):
@@ -131,7 +132,9 @@ def judged_claim(
     smallest_effect = None
     if half_widths and math.isfinite(max(half_widths)):
         smallest_effect = max(half_widths)
-    distinct_bounds = dict.fromkeys(str(bound) for bound, _ in bounded)  # in order, each once
+    distinct_bounds = dict.fromkeys(
+        str(bound) for bound, _ in bounds_and_estimates
+    )  # in order, each once
     return Claim(
         claim,
         verdict=verdict_on_all(verdicts) if verdicts else UNTESTABLE,
@@ -159,8 +162,11 @@ def untestable_claim(claim: str, reason: str) -> Claim:
     return Claim(claim, UNTESTABLE, numbers=reason, units="none", tolerance="none")
 
 
-def level_of_each(count: int, level: float = 0.95) -> float:
-    """Return the level of each of `count` intervals that hold together at `level` (Bonferroni)."""
+def bonferroni_level(count: int, level: float = 0.95) -> float:
+    """Return the level of each of `count` intervals that hold together at `level`.
+
+    It is 1 - (1 - level) / count (Bonferroni); with a count of 0, it is `level`.
+    """
     return 1 - (1 - level) / max(count, 1)
 
 

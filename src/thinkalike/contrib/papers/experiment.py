@@ -23,7 +23,8 @@ from thinkalike.config import (
     model_named,
     settings_of,
 )
-from thinkalike.config.completing import completed, completed_for_instrument
+from thinkalike.config.completing import completed as with_recipe_defaults
+from thinkalike.config.completing import completed_for_instrument
 from thinkalike.config.compose import compose_inner_job
 from thinkalike.config.values import with_settings
 from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
@@ -145,9 +146,9 @@ class Experiment(
         models: The names of the models that it is about, by scale.
         inner_jobs: Returns the jobs that it rests on; None: it rests on none.
         measure: The kind of measure whose settings its jobs take; None: it has none.
-        takes: How many models the user may give by `model=` and `model@target=` in place of the
-            experiment's own.
-        tabulates: Whether its table is short enough to be printed above the claims.
+        accepted_model_counts: How many models the user may give by `model=` and `model@target=` in
+            place of the experiment's own.
+        prints_table: Whether its table is short enough to be printed above the claims.
     """
 
     def __init__(
@@ -157,8 +158,8 @@ class Experiment(
         models: Mapping[str, Sequence[str]],
         inner_jobs: Callable[[ExperimentRun], Sequence[InnerJob]] | None = None,
         measure: str | None = None,
-        takes: Sequence[int] = (),
-        tabulates: bool = False,
+        accepted_model_counts: Sequence[int] = (),
+        prints_table: bool = False,
     ):
         """Define an experiment of a paper.
 
@@ -168,9 +169,9 @@ class Experiment(
             models: The names of the models for each scale, "mini" and "paper".
             inner_jobs: Returns the jobs whose results are needed; None: there are none.
             measure: The kind of measure of these jobs, if they share one.
-            takes: How many models the user may give by `model=` and `model@target=` instead;
-                empty: the models cannot be changed.
-            tabulates: Whether the table is short enough to be printed above the claims.
+            accepted_model_counts: How many models the user may give by `model=` and
+                `model@target=` instead; empty: the models cannot be changed.
+            prints_table: Whether the table is short enough to be printed above the claims.
         """
         self.name = name
         self.kind = name.replace("/", "-")
@@ -178,10 +179,10 @@ class Experiment(
         self.models = models
         self.inner_jobs = inner_jobs or (lambda experiment: ())
         self.measure = measure
-        self.takes = takes
-        self.tabulates = tabulates
-        # Whether the settings of the measure change anything.
-        self.measures = inner_jobs is not None and measure is not None
+        self.accepted_model_counts = accepted_model_counts
+        self.prints_table = prints_table
+        # Without jobs, the settings of the measure change nothing.
+        self.applies_settings_of_measure = inner_jobs is not None and measure is not None
 
     def jobs(self, config: AnalyzeConfig) -> tuple[ExperimentRun, list[tuple[str, Job]]]:
         """Return the run of the experiment before it has results, and its inner jobs with labels.
@@ -234,16 +235,18 @@ class Experiment(
             models = models[:1]
 
         set_by_user = {*settings_of(config.model), *settings_of(config.target)}
-        chooses_no_model = set_by_user <= set(RUNS)  # only how models run, such as the precision
+        # Settings of how models run, such as the precision, apply to any models.
+        chooses_no_model = set_by_user <= set(RUNS)
         if not models and chooses_no_model:
             models = [model_named(name, {}) for name in own_names]
-        elif len(models) not in self.takes:
+        elif len(models) not in self.accepted_model_counts:
+            # An experiment about a population names no models of its own.
             own = ", ".join(own_names) or "the models of population="
-            counts = " or ".join(str(count) for count in self.takes)
-            instead = "it takes no others"
+            counts = " or ".join(str(count) for count in self.accepted_model_counts)
+            remedy = "it takes no others"
             if counts:
-                instead = f"it takes {counts} by model= and model@target="
-            raise ConfigError(f"experiment={config.experiment} is about {own}; {instead}")
+                remedy = f"it takes {counts} by model= and model@target="
+            raise ConfigError(f"experiment={config.experiment} is about {own}; {remedy}")
         return ExperimentRun(config, {label(model): model for model in models})
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
@@ -251,7 +254,7 @@ class Experiment(
 
         Settings of the measure that are None stay None, as each inner job has its own defaults.
         """
-        with_defaults: AnalyzeConfig = completed(config, ("stimuli", "population"))
+        with_defaults: AnalyzeConfig = with_recipe_defaults(config, ("stimuli", "population"))
         return with_defaults
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
@@ -260,7 +263,7 @@ class Experiment(
         The value of each is None, which enters the key of the result in place of its settings.
         """
         unread: dict[str, None] = {}
-        if not self.measures:  # no inner job takes the settings of the measure
+        if not self.applies_settings_of_measure:
             unread["measure"] = None
         if self.measure != "population":
             unread["population"] = None
@@ -274,10 +277,11 @@ class Experiment(
         population is that of the first inner job, since at the paper's scale this job replaces the
         default population by the published one.
         """
-        read = super().as_read(completed(config, self.reads))
+        read = super().as_read(with_recipe_defaults(config, self.reads))
         if self.measure != "population":
             return read
-        first_job = inner_job_config(config, self.inner_jobs(self.experiment_run(config))[0])
+        inner_jobs = self.inner_jobs(self.experiment_run(config))
+        first_job = inner_job_config(config, inner_jobs[0])
         assert isinstance(first_job, PopulationJob)
         return with_settings(read, {"population": first_job.population})
 
@@ -299,7 +303,8 @@ class Experiment(
             labels_of_pass = [labels[index] for index in indices]
             n_when_done = len(results) + len(indices)
             with doing(f"{listed(labels_of_pass)}, up to job {n_when_done} of {len(jobs)}"):
-                results_of_pass = _results([jobs[index] for index in indices])
+                jobs_of_pass = [jobs[index] for index in indices]
+                results_of_pass = _results_in_one_pass_if_possible(jobs_of_pass)
             results.update(zip(labels_of_pass, results_of_pass, strict=True))
         in_order = {label: results[label] for label in labels}
         return {PREPARED: replace(experiment, results=in_order)}
@@ -330,8 +335,8 @@ class Experiment(
 
     def show(self, result: Result) -> None:
         """Print the claims with their verdicts, below the table of numbers if that is short."""
-        if self.tabulates:
-            columns = [_column(result.details[name]) for name in result.details]
+        if self.prints_table:
+            columns = [_screen_column(result.details[name]) for name in result.details]
             show_table(Table(self.name, columns))
         claims = result.tables["claims"]
         columns = [
@@ -341,8 +346,8 @@ class Experiment(
         show_table(Table(title, columns, ruled=True))
 
 
-def _column(cells: pd.Series) -> Column:
-    """Return a column for the screen from a column of a data frame; missing values are empty."""
+def _screen_column(cells: pd.Series) -> Column:
+    """Return a column for the screen from a column of a data frame; missing cells are empty."""
     name = str(cells.name)
     if pd.api.types.is_numeric_dtype(cells):
         # As many digits as the table has, but no noise of rounding such as 0.30000000000000004.
@@ -350,7 +355,7 @@ def _column(cells: pd.Series) -> Column:
     return text_column(name, ["" if pd.isna(cell) else cell for cell in cells])
 
 
-def _results(jobs: Sequence[Job]) -> list[Result]:
+def _results_in_one_pass_if_possible(jobs: Sequence[Job]) -> list[Result]:
     """Run jobs in one pass, and return their results in order.
 
     If their models do not fit into memory together, the jobs run one after the other.
@@ -378,7 +383,8 @@ def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
         config: The configuration of the experiment.
         inner: The models of the job, the arguments of its command line and further changes.
     """
-    arguments = [*inner.arguments, f"scale={ExperimentRun(config, {}).scale}"]
+    scale = ExperimentRun(config, models={}).scale  # "mini" or "paper"
+    arguments = [*inner.arguments, f"scale={scale}"]
     run_settings = _settings_of_how_models_run(config)
     models = [model_named(model, run_settings) for model in inner.models]
     source = models[0] if models else config.model

@@ -93,7 +93,7 @@ class Profiles:
             return ""
         return f" ({shares.mean():.0%} of its split-half reference)"
 
-    def of(self, feature: str) -> Float[Tensor, "k l"]:
+    def importance_of(self, feature: str) -> Float[Tensor, "k l"]:
         """Return the importance of one feature on each of k folds, in each of l layers.
 
         Raises:

@@ -28,7 +28,8 @@ from thinkalike.contrib.populations.group_means import (
 from thinkalike.measures.kernel_alignment import arc_length
 from thinkalike.store import Result
 
-Side = Literal["report", "challenge"]
+# The pairs of texts that classifiers are evaluated on: held-out ones, or a challenge set.
+EvaluatedPairs = Literal["report", "challenge"]
 
 
 class PopulationParts(TypedDict, total=False):
@@ -39,7 +40,7 @@ class PopulationParts(TypedDict, total=False):
     population: PopulationConfig
 
 
-def population_parts(experiment: ExperimentRun, side: Side) -> PopulationParts:
+def population_parts(experiment: ExperimentRun, evaluated: EvaluatedPairs) -> PopulationParts:
     """Return the parts of the configuration of a population's job that replace the experiment's.
 
     A population is a set of classifiers that differ in their seeds or in their parents (the models
@@ -49,11 +50,11 @@ def population_parts(experiment: ExperimentRun, side: Side) -> PopulationParts:
 
     Args:
         experiment: The experiment, whose configuration has the user's settings.
-        side: Which pairs of texts are read: "report" for held-out pairs, and "challenge" for pairs
-            that a heuristic gets wrong.
+        evaluated: Which pairs of texts are read: "report" for held-out pairs, and "challenge" for
+            pairs that a heuristic gets wrong.
     """
     config = _population_job(experiment)
-    measure = replace(config.measure_as(PopulationMeasureConfig), side=side)
+    measure = replace(config.measure_as(PopulationMeasureConfig), side=evaluated)
     if config.scale == "mini":
         if measure.tokens is None:  # the user did not set it
             measure = replace(measure, tokens="cls")
@@ -93,7 +94,7 @@ class PopulationResult:
     chosen_groups: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, experiment: ExperimentRun, side: Side) -> PopulationResult:
+    def of(cls, experiment: ExperimentRun, evaluated: EvaluatedPairs) -> PopulationResult:
         """Return the result of an experiment for one set of pairs of texts.
 
         The set is called "report" for held-out pairs, and "challenge" for pairs that a heuristic
@@ -101,9 +102,9 @@ class PopulationResult:
         nothing but the seed. Only the first of these groups is compared with all others, so the
         second one is left out here.
         """
-        parts = population_parts(experiment, side)
+        parts = population_parts(experiment, evaluated)
         config = parts.get("population", _population_job(experiment).population)
-        all_groups = cls(experiment.results[side], config)
+        all_groups = cls(experiment.results[evaluated], config)
         left_out = config.null[1:] if config.null else []  # the names of groups
         chosen = [name for name in all_groups.group_names if name not in left_out]
         return replace(all_groups, chosen_groups=tuple(chosen))
@@ -186,7 +187,7 @@ class PopulationResult:
         directed = arc_length(self.cka)
         return symmetric(directed).fill_diagonal_(0)
 
-    def grouped(
+    def means_by_group(
         self, values: Float[Tensor, "m m *s"], *, examples: bool = False, level: float = 0.95
     ) -> Grouped:
         """Return means over pairs of models within and between groups, with intervals over models.

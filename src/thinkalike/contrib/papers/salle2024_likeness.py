@@ -23,9 +23,9 @@ from thinkalike.contrib.papers.claims import (
     ABOVE_ZERO,
     FAILS,
     Claim,
+    bonferroni_level,
     bonferroni_note,
     judged_claim,
-    level_of_each,
     over_models,
 )
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
@@ -152,6 +152,7 @@ def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
     """
     profiles = profiles_of(experiment)
     layers = Layers.of(profiles)
+    # Both are (l, l), for all l layers of all models.
     feature_based = weighted_tau(layers.profiles)
     agnostic = _rsa_matrix(experiment, layers.rows)  # it knows no features
     matrices = {
@@ -162,7 +163,8 @@ def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
     claims = [_claim_that_matrices_agree(feature_based, agnostic, layers.rows["model"].tolist())]
     claims += [_claim_of_blocks(model) for model in profiles if model.family == RECURRENT]
     n_families = len({model.family for model in profiles})
-    if 1 < n_families < len(profiles):
+    has_two_seeds = n_families < len(profiles)  # some family has several models
+    if n_families > 1 and has_two_seeds:
         claims.append(_claim_that_seeds_are_alike(matrices, layers))
 
     tables = {
@@ -202,6 +204,9 @@ def _dissimilarity(similarity: Float[Tensor, "l l"]) -> Float[Tensor, "l l"]:
 
 def _rsa_matrix(experiment: ExperimentRun, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
     """Return the RSA of every two layers, from the results of all pairs of models.
+
+    A result has all layers of its two models as rows and as columns, so the results of all pairs
+    fill the matrix. The values within a model are in several results.
 
     Args:
         experiment: The experiment with the results of its jobs.
@@ -262,6 +267,7 @@ def _claim_of_blocks(model: Profiles) -> Claim:
     is_late = torch.arange(model.n_layers) >= model.turn
     is_one_block = is_late[:, None] == is_late
     is_different = ~torch.eye(model.n_layers, dtype=torch.bool)
+    # `importances` is (folds, l, f), and τ compares every two of the l layers.
     taus = torch.stack([weighted_tau(fold) for fold in model.importances])  # (folds, l, l)
     within = taus[:, is_one_block & is_different].mean(1)
     across = taus[:, ~is_one_block].mean(1)
@@ -302,15 +308,15 @@ def _claim_that_seeds_are_alike(
             gains.append(cells[two_seeds].mean() - cells[two_families].mean())
         return torch.stack(gains)
 
-    gains = over_models(gain, models.tolist(), level_of_each(len(matrices)))
+    gains = over_models(gain, models.tolist(), bonferroni_level(len(matrices)))
     panel_letters = [title[0] for title in matrices]
-    listed = ", ".join(
+    gains_in_words = ", ".join(
         f"{letter}: {gains[index]:+.2f}" for index, letter in enumerate(panel_letters)
     )
     return judged_claim(
         "two seeds of one architecture are more alike than two architectures",
         [(ABOVE_ZERO, gains)],
-        finding=f"mean likeness of their layers, one architecture minus two: {listed}"
+        finding=f"mean likeness of their layers, one architecture minus two: {gains_in_words}"
         f"{bonferroni_note(len(matrices))}",
         units=f"{len(set(models))} models",
     )
@@ -448,6 +454,7 @@ def _words_as_points(
     sample = stimuli.sample(min(WORDS_SHOWN, len(stimuli)), experiment.config.seed)
     model = load_model(experiment.models[where.model])
     states = stimulus_states(model, sample)[where.layer].double()  # (words, d)
+    # Without matrix products, whose rounding would make distances asymmetric.
     distances = torch.cdist(states, states, compute_mode="donot_use_mm_for_euclid_dist")
     points, stress = mds(distances.fill_diagonal_(0))
     levels = sample.features[feature].astype(object).map(printed)
@@ -472,7 +479,7 @@ def _claim_that_leader_is_shared(contrast: Contrast, leads: Float[Tensor, "k 2"]
     importance = contrast.importance.set_index("feature")
     first_leader = str(importance["x"].idxmax())
     second_leader = str(importance["y"].idxmax())
-    mean_lead = fold_interval(leads.T, level_of_each(2))  # one estimate for each layer
+    mean_lead = fold_interval(leads.T, bonferroni_level(2))  # one estimate for each layer
     tau = _tau_of_title(contrast)
     return judged_claim(
         "the most alike layers of two models share their most important feature, PoS",
@@ -519,7 +526,19 @@ def _claim_that_pos_differs(
 
 EXPERIMENTS = [
     Experiment(
-        "salle2024/figure2", _conclude_figure2, MODELS, _jobs_with_distances, "mlem", takes=(2,)
+        "salle2024/figure2",
+        _conclude_figure2,
+        MODELS,
+        _jobs_with_distances,
+        "mlem",
+        accepted_model_counts=(2,),
     ),
-    Experiment("salle2024/figure4", _conclude_figure4, MODELS, profile_jobs, "mlem", takes=(2,)),
+    Experiment(
+        "salle2024/figure4",
+        _conclude_figure4,
+        MODELS,
+        profile_jobs,
+        "mlem",
+        accepted_model_counts=(2,),
+    ),
 ]

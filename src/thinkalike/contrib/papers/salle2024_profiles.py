@@ -16,9 +16,9 @@ from thinkalike.contrib.papers.claims import (
     ABOVE_ZERO,
     BELOW_ZERO,
     Claim,
+    bonferroni_level,
     bonferroni_note,
     judged_claim,
-    level_of_each,
 )
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun
 from thinkalike.contrib.papers.feature_profiles import (
@@ -54,7 +54,8 @@ def _conclude_figure3(experiment: ExperimentRun) -> Conclusion:
     score_tables = [model.result.tables["scores"] for model in profiles]
     scores = pd.concat(score_tables, ignore_index=True)
     table = pd.concat([model.result.details for model in profiles], ignore_index=True)
-    return Conclusion(table, claims, partial(draw_profiles, table, scores), {"scores": scores})
+    draw = partial(draw_profiles, table, scores)
+    return Conclusion(table, claims, draw, tables={"scores": scores})
 
 
 def _claim_that_part_of_speech_leads(model: Profiles) -> Claim:
@@ -81,7 +82,7 @@ def _claim_that_part_of_speech_leads_at_ends(model: Profiles) -> Claim:
     """
     lead = lead_over_others(model.importances, model.features)  # (folds, layers)
     n_layers = lead.shape[1]
-    mean_lead = fold_interval(lead.T, level_of_each(n_layers))  # one estimate for each layer
+    mean_lead = fold_interval(lead.T, bonferroni_level(n_layers))  # one estimate for each layer
     by_layer = ", ".join(f"{mean_lead[layer]:+.3f}" for layer in range(n_layers))
     return judged_claim(
         f"PoS dominates only in the first and last layer of {model.name}",
@@ -102,7 +103,7 @@ def _claim_that_position_rises(model: Profiles) -> Claim:
     change. The statistic is the mean importance in all layers from the turn on, minus that in all
     layers before it.
     """
-    position = model.of("Word position")  # (folds, layers)
+    position = model.importance_of("Word position")  # (folds, layers)
     rise = position[:, model.turn :].mean(1) - position[:, : model.turn].mean(1)
     claim = f"word position gains importance midway in {model.name}"
     return claim_over_folds(
@@ -116,7 +117,7 @@ def _claim_that_number_fades(model: Profiles) -> Claim:
     The statistic is the mean importance in the first third minus that in the last third (of at
     least one layer each). Its interval is over folds of the stimuli.
     """
-    number = model.of("Number")  # (folds, layers)
+    number = model.importance_of("Number")  # (folds, layers)
     third = max(model.n_layers // 3, 1)
     fall = number[:, :third].mean(1) - number[:, -third:].mean(1)
     claim = f"number fades from early to late layers of {model.name}"
@@ -131,19 +132,28 @@ def _claim_that_distances_are_predicted(profiles: Sequence[Profiles]) -> Claim:
     all models must be above 0, with intervals that hold together.
     """
     n_layers = sum(model.n_layers for model in profiles)
-    level = level_of_each(n_layers)
-    bounded = [(ABOVE_ZERO, fold_interval(model.scores.T, level)) for model in profiles]
+    level = bonferroni_level(n_layers)
+    bounds_and_estimates = [
+        (ABOVE_ZERO, fold_interval(model.scores.T, level)) for model in profiles
+    ]
     means = ", ".join(
         f"{model.name} {model.scores.mean():.2f}{model.reference_note}" for model in profiles
     )
     return judged_claim(
         "the features predict held-out distances in every layer",
-        bounded,
+        bounds_and_estimates,
         finding=f"mean Spearman's ρ over layers: {means}{bonferroni_note(n_layers)}",
         units=units_of_folds(profiles[0].scores),
     )
 
 
 EXPERIMENTS = [
-    Experiment("salle2024/figure3", _conclude_figure3, MODELS, profile_jobs, "mlem", takes=(1, 2)),
+    Experiment(
+        "salle2024/figure3",
+        _conclude_figure3,
+        MODELS,
+        profile_jobs,
+        "mlem",
+        accepted_model_counts=(1, 2),
+    ),
 ]

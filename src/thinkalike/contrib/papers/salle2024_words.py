@@ -72,7 +72,9 @@ def _conclude_figure_s5(experiment: ExperimentRun) -> Conclusion:
     stimuli = read_stimuli(experiment.config.stimuli)
     correlation = stimuli.correlation()
     strongest = correlation.strongest(PAIRS_LISTED)  # (feature, feature, correlation)
-    listed = ", ".join(f"{first} and {second} {value:+.2f}" for first, second, value in strongest)
+    correlations_in_words = ", ".join(
+        f"{first} and {second} {value:+.2f}" for first, second, value in strongest
+    )
     first, second, _ = strongest[0]
 
     n_folds = min(MOST_FOLDS, len(stimuli.groups.unique()))  # `groups`: the sentence of each word
@@ -86,7 +88,7 @@ def _conclude_figure_s5(experiment: ExperimentRun) -> Conclusion:
     claim = judged_claim(
         "no two features of the probing words are nearly the same",
         [(Bound("within", NEARLY_THE_SAME), estimate)],
-        finding=f"strongest correlations: {listed}; the first {estimate:+.2f}",
+        finding=f"strongest correlations: {correlations_in_words}; the first {estimate:+.2f}",
         units=f"{n_folds} parts of {len(stimuli)} words",
     )
     table = correlation.table.rename_axis("feature").reset_index()
@@ -97,6 +99,6 @@ NO_MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # these are about w
 EXPERIMENTS = [
     Experiment("salle2024/figure_s5", _conclude_figure_s5, NO_MODELS, measure="mlem"),
     Experiment(
-        "salle2024/table_s1", _conclude_table_s1, NO_MODELS, measure="mlem", tabulates=True
+        "salle2024/table_s1", _conclude_table_s1, NO_MODELS, measure="mlem", prints_table=True
     ),
 ]

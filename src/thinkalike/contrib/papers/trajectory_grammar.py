@@ -77,7 +77,7 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
         claims.append(_claim_that_feature_appears(onsets, feature, units))
     draw = partial(draw_settling, {run: result.details for run, result in results.items()}, onsets)
     return Conclusion(
-        table, claims, draw, {"onsets": onsets}, blank=["onset", "earliest", "latest"]
+        table, claims, draw, tables={"onsets": onsets}, blank=["onset", "earliest", "latest"]
     )
 
 
@@ -218,6 +218,6 @@ EXPERIMENTS = [
         MODELS,
         _trajectory_jobs,
         measure="trajectory",
-        tabulates=True,
+        prints_table=True,
     )
 ]

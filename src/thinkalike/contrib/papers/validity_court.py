@@ -106,8 +106,8 @@ def _court_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     A job is a court: it compares sources of known similarity with one layer of the target, by
     every measure. The user's settings take precedence over those of `TARGETS`: `measure.layer` is
     one layer for all targets, and `measure.siblings` names separately trained models. A model that
-    is not listed there is tested at layer 1, without siblings. The setting `seed` is the first of
-    the seeds.
+    `TARGETS` does not list is tested at layer 1, without siblings. The setting `seed` is the first
+    of the seeds.
     """
     measure = experiment.config.measure_as(CourtConfig)
     all_targets = TARGETS["paper"] | TARGETS["mini"]
@@ -154,7 +154,7 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
             draw_doses(curves, folder)
 
     not_empty = {name: rows for name, rows in further_tables.items() if len(rows)}
-    return Conclusion(table, claims, draw, not_empty)
+    return Conclusion(table, claims, draw, tables=not_empty)
 
 
 def _ranking_claims(judges: pd.DataFrame, units: str) -> list[Claim]:
@@ -208,6 +208,7 @@ def _verdict_claim(row: Mapping[Hashable, object], units: str) -> Claim:
             are right.
         units: What the numbers are over, in words.
     """
+    # By way of text, as a cell of a data frame may be of any type.
     right = float(str(row["right"]))
     decided = float(str(row["decided"]))
     return exact_claim(
@@ -219,5 +220,12 @@ def _verdict_claim(row: Mapping[Hashable, object], units: str) -> Claim:
 
 
 EXPERIMENTS = [
-    Experiment("validity/court", _conclude, MODELS, _court_jobs, measure="court", takes=(1, 2))
+    Experiment(
+        "validity/court",
+        _conclude,
+        MODELS,
+        _court_jobs,
+        measure="court",
+        accepted_model_counts=(1, 2),
+    )
 ]

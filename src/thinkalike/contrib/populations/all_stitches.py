@@ -26,11 +26,11 @@ class StitchedBatch(NamedTuple):
     """The stitches of all models on one batch.
 
     Attributes:
-        rows: The indices of the batch's pairs of sentences among all pairs.
+        pair_indices: The indices of the batch's pairs of sentences among all pairs.
         stitches: The losses and predictions on these pairs.
     """
 
-    rows: Int[Tensor, " b"]
+    pair_indices: Int[Tensor, " b"]
     stitches: IdentityStitches
 
 
@@ -59,7 +59,7 @@ def stitched_members(
     n_batches = len(batches)
     saved = work.resume(STATE)
     if saved is None:
-        stitches = _no_stitches(models, len(pairs))
+        stitches = _zeros_for_all_stitches(models, len(pairs))
         n_done_before = 0
     else:
         stitches = IdentityStitches(
@@ -89,7 +89,7 @@ def stitched_members(
     return stitches
 
 
-def _no_stitches(models: Sequence[FrozenModel], n_pairs: int) -> IdentityStitches:
+def _zeros_for_all_stitches(models: Sequence[FrozenModel], n_pairs: int) -> IdentityStitches:
     """Return tensors of zeros for all stitches, which are filled batch by batch.
 
     Their axes are source, target, cut (after the embedding or a block) and pair of sentences.
@@ -119,13 +119,13 @@ def _stitched_batch(
     stitches = identity_stitches(
         models,
         batch.tokens,
-        pairs.labels[batch.rows],
+        pairs.labels[batch.pair_indices],
         pairs.classes,
         mask=batch.mask.long(),
         types=batch.types,
         at_once=measure.at_once,
     )
-    return StitchedBatch(batch.rows, stitches)
+    return StitchedBatch(batch.pair_indices, stitches)
 
 
 def _exchange(
@@ -138,8 +138,8 @@ def _exchange(
         stitches: The tensors for all pairs of sentences, which are changed in place.
         processes: The processes that share the job. All of them must call this function.
     """
-    results_of_processes = processes.everyone(not_exchanged)
-    for rows, stitches_of_batch in itertools.chain.from_iterable(results_of_processes):
-        stitches.losses[..., rows] = stitches_of_batch.losses
-        stitches.predicted[..., rows] = stitches_of_batch.predicted
+    results_of_processes = processes.everyone(not_exchanged)  # a list from each process
+    for pair_indices, new in itertools.chain.from_iterable(results_of_processes):
+        stitches.losses[..., pair_indices] = new.losses
+        stitches.predicted[..., pair_indices] = new.predicted
     not_exchanged.clear()

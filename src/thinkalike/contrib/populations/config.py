@@ -137,7 +137,7 @@ class PairsConfig(Checked, part="pairs"):
         if self.source == "templates" and None in counts:
             raise ConfigError(
                 "pairs.fit_pairs, .report_pairs and .challenge_pairs must be numbers: "
-                "templates are made"
+                "templates can make any number of pairs"
             )
 
     def settings_read(self) -> frozenset[str]:
@@ -222,10 +222,11 @@ class PopulationConfig(Checked, part="population"):
                 their seed) does not name two groups of at least three.
         """
         if self.null is not None:
-            names_two_of_more = len(self.null) == 2 and set(self.null) < set(parents)
-            if not names_two_of_more:
+            # `<`: the groups of the null are a proper subset, so there is at least a third group.
+            names_two_of_several = len(self.null) == 2 and set(self.null) < set(parents)
+            if not names_two_of_several:
                 raise ConfigError(
-                    f"population.null={self.null} must name two of more groups: "
+                    f"population.null={self.null} must name two of at least three groups: "
                     f"{', '.join(parents)}"
                 )
         if len(parents) < 2 or not self.base or self.per_group < 2:

@@ -40,13 +40,13 @@ class PairBatch:
         tokens: The ids of the tokens, a row for each pair.
         mask: True where there is no padding.
         types: 0 in the premise, 1 in the hypothesis, and 0 in padding.
-        rows: Which of all pairs these are.
+        pair_indices: The index of each of these pairs among all pairs.
     """
 
     tokens: Int[Tensor, "b t"]
     mask: Bool[Tensor, "b t"]
     types: Int[Tensor, "b t"]
-    rows: Int[Tensor, " b"]
+    pair_indices: Int[Tensor, " b"]
 
 
 @dataclass(frozen=True)
@@ -68,25 +68,26 @@ class EncodedPairs:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def batch(self, rows: Sequence[int]) -> PairBatch:
+    def batch(self, pair_indices: Sequence[int]) -> PairBatch:
         """Return the pairs at some indices, in the order of the indices, as one padded batch.
 
         Each row is padded at its end to the length of the longest pair in the batch.
         """
-        lengths = [len(self.tokens[row]) for row in rows]
+        lengths = [len(self.tokens[index]) for index in pair_indices]
         longest = max(lengths)
         padded_tokens = []
         padded_types = []
-        for row, length in zip(rows, lengths, strict=True):
+        for index, length in zip(pair_indices, lengths, strict=True):
             n_padding = longest - length
-            padded_tokens.append(self.tokens[row] + [self.padding] * n_padding)
-            padded_types.append(self.types[row] + [0] * n_padding)
-        is_token = torch.arange(longest) < torch.tensor(lengths)[:, None]  # not padding
+            padded_tokens.append(self.tokens[index] + [self.padding] * n_padding)
+            padded_types.append(self.types[index] + [0] * n_padding)
+        # (pairs, positions): True before the end of the pair, False in padding.
+        is_token = torch.arange(longest) < torch.tensor(lengths)[:, None]
         return PairBatch(
             tokens=torch.tensor(padded_tokens),
             mask=is_token,
             types=torch.tensor(padded_types),
-            rows=torch.tensor(rows),
+            pair_indices=torch.tensor(pair_indices),
         )
 
 
@@ -106,6 +107,7 @@ def encode_pairs(pairs: Pairs, tokenizer: PairTokenizer, context: int) -> Encode
     """
 
     def tokenized(**options: object) -> Mapping[str, list[list[int]]]:
+        """Return the token ids and the token types of each pair."""
         return tokenizer(
             pairs.premises, pairs.hypotheses, return_token_type_ids=True, verbose=False, **options
         )
@@ -134,9 +136,9 @@ def padded_batches(encoded: EncodedPairs, size: int) -> Iterator[PairBatch]:
     """Yield all pairs in padded batches of at most `size`, the longest pairs first.
 
     Pairs of a batch have similar lengths, so that there is little padding, and a lack of memory
-    shows in the first batch. `values[batch.rows] = ...` puts results back in the order of the
-    pairs.
+    shows in the first batch. `values[batch.pair_indices] = ...` puts results back in the order of
+    the pairs.
     """
-    longest_first = sorted(range(len(encoded)), key=lambda row: -len(encoded.tokens[row]))
+    longest_first = sorted(range(len(encoded)), key=lambda index: -len(encoded.tokens[index]))
     for start in range(0, len(longest_first), size):
         yield encoded.batch(longest_first[start : start + size])

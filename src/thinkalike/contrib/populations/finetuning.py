@@ -25,7 +25,7 @@ from thinkalike.contrib.populations.pair_sets import (
     read_pairs,
 )
 from thinkalike.contrib.populations.pairs import Pairs
-from thinkalike.contrib.pretraining.training import WholeModel, cosine
+from thinkalike.contrib.pretraining.training import WholeModel, warmup_then_cosine
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.job.setting_groups import OF_STITCHES, left_in_key
@@ -113,7 +113,7 @@ class Finetuning(WholeModel):
             attention_mask=batch.mask.long().to(self.device),
             token_type_ids=batch.types.to(self.device),
         ).logits
-        labels = self.labels[batch.rows].to(self.device)
+        labels = self.labels[batch.pair_indices].to(self.device)
         return self.step_loss(cross_entropy(logits, labels), "nli.lr")
 
     def configure_optimizers(self) -> Any:
@@ -142,7 +142,8 @@ class Finetuning(WholeModel):
         n_warmup_steps = round(config.warmup * self.steps)
 
         def share_of_peak_rate(step: int) -> float:
-            return cosine(step, self.steps, n_warmup_steps, floor=0.0)
+            """Return the learning rate at a step, as a share of the highest one."""
+            return warmup_then_cosine(step, self.steps, n_warmup_steps, floor=0.0)
 
         return scheduled(optimizer, share_of_peak_rate)
 
@@ -175,7 +176,9 @@ class ClassifierFinetuning(
     def unread(self, config: NLIJob) -> SettingValues:
         """Return settings that this job ignores, each with the value that enters the job's hash.
 
-        As the value is fixed, jobs that differ only in such settings share one stored result.
+        Settings of stitches keep their value, as they have always been part of the hash under
+        which results are stored. Two settings of pairs get a fixed value, so that jobs that differ
+        only in these share one stored result.
         """
         # Accuracy is reported on the whole challenge set. These settings choose a part of it, on
         # which populations of classifiers are compared.
@@ -334,8 +337,8 @@ def _evaluate(model: FrozenModel, pairs: Pairs, encoded: EncodedPairs) -> ClassL
     correct = torch.zeros(len(pairs), dtype=torch.bool)
     for batch in padded_batches(encoded, EVALUATED_AT_ONCE):
         logits = model.full(batch.tokens, batch.mask.long(), batch.types).cpu()
-        labels = pairs.labels[batch.rows]
+        labels = pairs.labels[batch.pair_indices]
         evaluated = class_losses(logits, labels, model.classes, pairs.classes)
-        losses[batch.rows] = evaluated.losses
-        correct[batch.rows] = evaluated.correct
+        losses[batch.pair_indices] = evaluated.losses
+        correct[batch.pair_indices] = evaluated.correct
     return ClassLosses(losses, correct)

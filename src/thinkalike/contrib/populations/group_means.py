@@ -33,15 +33,15 @@ class Grouped(NamedTuple):
         difference: within - between, (*s).
         cells: The source is of one group and the target of another, (g, g, *s). Groups are in the
             order of their first models.
-        directed: Cell (a, b) minus cell (b, b): the same targets under sources of a different
-            group, (g, g, *s).
+        beyond_own_group: Cell (a, b) minus cell (b, b): the mean over sources of group a minus
+            that over sources of the targets' own group b, (g, g, *s).
     """
 
     within: Estimate
     between: Estimate
     difference: Estimate
     cells: Estimate
-    directed: Estimate
+    beyond_own_group: Estimate
 
 
 def population_penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
@@ -95,10 +95,10 @@ def grouped(
     examples divided by their number if there are examples. The intervals are Student's t, with
     one degree of freedom less than there are models in the smallest group.
 
-    A group of two models has one pair and no spread: `directed` that compares with it has the
-    interval (-∞, ∞). Within groups of fewer than `FEWEST_MODELS` models the jackknife covers too
-    little, and the interval is (-∞, ∞). `difference` averages both directions, in which signed
-    values may cancel; `directed` keeps them apart.
+    A group of two models has one pair and no spread, so where `beyond_own_group` subtracts its
+    mean, the interval is (-∞, ∞). Within groups of fewer than `FEWEST_MODELS` models the jackknife
+    covers too little, and the interval is (-∞, ∞). `difference` averages both directions, in which
+    signed values may cancel; `beyond_own_group` keeps them apart.
 
     Args:
         values: The value of each pair (source, target) of m models; those of a model with itself
@@ -130,14 +130,14 @@ def grouped(
     t = student_t(level, int(group_sizes.min()) - 1)
     half_width = t * variance.sqrt().nan_to_num(torch.inf)
 
-    # The k means are: within, between, their difference, g² cells, and g² directed differences.
+    # The k means are: within, between, their difference, g² cells, and g² differences of cells.
     within, between, difference = range(N_SUMMARIES)
     first_cell = N_SUMMARIES
-    first_directed = first_cell + n_groups**2
+    first_beyond_own_group = first_cell + n_groups**2
     is_small = group_sizes < FEWEST_MODELS
     if is_small.any():
         half_width[within] = torch.inf
-    cells_of_one_group = slice(first_cell, first_directed, n_groups + 1)  # the diagonal
+    cells_of_one_group = slice(first_cell, first_beyond_own_group, n_groups + 1)  # the diagonal
     half_width[cells_of_one_group][is_small] = torch.inf  # the slice is a view
 
     estimates = interval_around(of_all_models, half_width)
@@ -145,8 +145,8 @@ def grouped(
         within=estimates[within],
         between=estimates[between],
         difference=estimates[difference],
-        cells=_by_group(estimates[first_cell:first_directed], n_groups),
-        directed=_by_group(estimates[first_directed:], n_groups),
+        cells=_by_group(estimates[first_cell:first_beyond_own_group], n_groups),
+        beyond_own_group=_by_group(estimates[first_beyond_own_group:], n_groups),
     )
 
 
@@ -182,6 +182,7 @@ def _table_of_means(
     masks = _masks_of_pairs(is_member).to(values.device)  # within, between, and each cell
     weights = weights.to(values)
 
+    # The weight of source i times that of target j, where mask k has the pair (i, j).
     pair_weights = torch.einsum("ri,rj,kij->rkij", weights, weights, masks)
     sums = torch.einsum("rkij,ij...->rk...", pair_weights, values)
     total_weights = pair_weights.sum((2, 3))  # (r, masks)
@@ -192,14 +193,15 @@ def _table_of_means(
     between = means[:, 1:2]
     cells = means[:, 2:]  # (r, g², *s)
 
-    by_group = cells.unflatten(1, (n_groups, n_groups))  # (r, source group, target group, *s)
+    # (r, source group a, target group b, *s)
+    by_group = cells.unflatten(1, (n_groups, n_groups))
     group_indices = torch.arange(n_groups)
     source_in_target_group = by_group[:, group_indices, group_indices][:, None]  # cells (b, b)
-    directed = by_group - source_in_target_group
+    beyond_own_group = by_group - source_in_target_group
     # The difference of a cell (b, b) to itself is 0, also where it is NaN: a group of which one
     # model is left has no pair.
-    directed[:, group_indices, group_indices] = 0
-    return torch.cat([within, between, within - between, cells, directed.flatten(1, 2)], 1)
+    beyond_own_group[:, group_indices, group_indices] = 0
+    return torch.cat([within, between, within - between, cells, beyond_own_group.flatten(1, 2)], 1)
 
 
 def _masks_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
@@ -226,7 +228,7 @@ def _masks_of_pairs(is_member: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
     return masks.double() * is_pair
 
 
-def onset_of_difference(curve: Estimate, least: float = 0.0) -> int | None:
+def onset_of_difference(curve: Estimate, margin: float = 0.0) -> int | None:
     """Return the first index at which the interval of a difference excludes 0.
 
     None is returned if no interval excludes 0. The intervals should hold for all l indices
@@ -235,7 +237,7 @@ def onset_of_difference(curve: Estimate, least: float = 0.0) -> int | None:
 
     Args:
         curve: A difference at each of l indices, such as layers, with its interval.
-        least: The interval must exclude all values from -least to least. With 0, the onset
+        margin: The interval must exclude all values from -margin to margin. With 0, the onset
             depends on the number of models and examples, as more of them make smaller differences
             visible.
 
@@ -243,8 +245,8 @@ def onset_of_difference(curve: Estimate, least: float = 0.0) -> int | None:
         ValueError: An end of an interval is NaN.
     """
     refuse_nan(torch.stack([curve.low, curve.high]), "the interval")
-    is_above = curve.low > least + MEAN_ROUNDING
-    is_below = curve.high < -least - MEAN_ROUNDING
+    is_above = curve.low > margin + MEAN_ROUNDING
+    is_below = curve.high < -margin - MEAN_ROUNDING
     indices = (is_above | is_below).nonzero()
     if len(indices) == 0:
         return None

@@ -119,7 +119,8 @@ def _state_batches(
     """
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(encoded), generator=generator).tolist()[:n_pairs]
-    waiting: list[list[list[Tensor]]] = []  # an entry for each read of some pairs
+    # Of pairs that were read, for the next batches: an entry for each read, by model and by layer.
+    waiting: list[list[list[Tensor]]] = []
     n_waiting = 0  # tokens
     for start in range(0, len(order), measure.batch):
         states = _states_of_pairs(
@@ -130,12 +131,18 @@ def _state_batches(
         while n_waiting >= rows_per_batch:
             joined = _joined(waiting)
             yield [[layer[:rows_per_batch] for layer in layers] for layers in joined]
-            waiting = [[[layer[rows_per_batch:] for layer in layers] for layers in joined]]
+            remaining = [[layer[rows_per_batch:] for layer in layers] for layers in joined]
+            waiting = [remaining]
             n_waiting -= rows_per_batch
 
 
 def _joined(waiting: Sequence[list[list[Tensor]]]) -> StatesByModel:
-    """Return the states of all waiting pairs of sentences as one tensor, by model and layer."""
+    """Return the states of all waiting pairs of sentences as one tensor, by model and layer.
+
+    Args:
+        waiting: For each read of some pairs, the states (n, d) by model and by layer. The number n
+            of tokens differs between reads.
+    """
     joined = []
     for states_of_model in zip(*waiting, strict=True):
         states_by_layer = zip(*states_of_model, strict=True)

@@ -115,8 +115,9 @@ def challenge_pairs_by_use(config: PopulationJob, challenge: Pairs) -> Challenge
         challenge: All pairs of the challenge set.
     """
     pairs = challenge.select(config.pairs.label, config.pairs.heuristic)
-    # Members that are fine-tuned from one base are grouped by their accuracy. Members of several
-    # parents (pretrained models) are grouped by their parent, and published ones as the job says.
+    # Members that are fine-tuned from one base are grouped by their accuracy. Children of several
+    # parents, which were fine-tuned from the base themselves, are grouped by their parent, and
+    # published ones as the job says.
     is_grouped_by_accuracy = config.population.base is not None and not config.population.parents
     if not is_grouped_by_accuracy:
         return ChallengePairs(to_form_groups=pairs, to_compare=pairs)
@@ -135,6 +136,9 @@ def _published_model(name: str, number_or_folder: int | str) -> ModelConfig:
     Args:
         name: The name of a series of numbered classifiers; "local": the classifier is in a folder.
         number_or_folder: The number of the classifier in the series, or its folder.
+
+    Raises:
+        ConfigError: There is no series of this name.
     """
     if name == "local":
         folder = str(number_or_folder)

@@ -42,6 +42,7 @@ def new_classifier(
     Raises:
         ModelError: The model is no BERT, or has no block `redraw`.
     """
+    # `place` is the folder of the model's files, or their name on the hub.
     with explaining_loading_errors(config), checkpoint_location(config) as (place, _):
         module = _pretrained_classifier(config, place, classes, spread)
         body = module.base_model

@@ -84,6 +84,7 @@ def _without_record_names(
     """
 
     def records_of(file: Path) -> list[Record]:
+        """Return the records of a file without their names."""
         return [record for _, record in read(file)]
 
     return records_of
@@ -187,11 +188,12 @@ def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str
 def _pair_columns(record: Record) -> tuple[str, str, str]:
     """Return the names of the columns of the premise, the hypothesis and the label.
 
-    They are named as in the published files or as on the hub. Of these two, those that the row
-    has more of are returned.
+    The published files and the hub name these columns differently. The names of which the row has
+    more are returned, so that an error can say which of them is missing.
     """
 
     def n_present(columns: tuple[str, str, str]) -> int:
+        """Return how many of the columns the row has."""
         return len(set(columns) & set(record))
 
     return max((PUBLISHED_COLUMNS, HUB_COLUMNS), key=n_present)
@@ -237,6 +239,7 @@ def _cells_of_column(records: Sequence[Record], name: str, source: str) -> list[
     Raises:
         DataError: There is no such column, or a cell of it is neither text nor a whole number.
     """
+    # Raises an error that lists the columns if there is none of this name.
     select_names(source, [name], list(records[0]), "column")
     cells = []
     for row_number, record in enumerate(records, 1):

@@ -110,15 +110,15 @@ def _training_pairs(source: str, path: str | None, content: str) -> TrainingPair
             cache, so that a changed file is read again.
     """
     pairs = _read_all_pairs(source, "fit", path)
-    return TrainingPairs(frozenset(pairs.canonical()), pairs.source)
+    return TrainingPairs(frozenset(pairs.normalised_texts()), pairs.source)
 
 
 def count_tokens(config: PairsConfig, split: PairSplit) -> float:
     """Return about how many tokens the pairs of one split ("fit", "report" or "challenge") have.
 
-    For the challenge set, only pairs of the chosen heuristic and label are counted. Heuristics
-    and labels are assumed to be equally frequent. If the settings do not limit the number of
-    pairs, it is that of the published data, MNLI or HANS.
+    For the challenge set, only pairs of the chosen heuristic and label are counted (or all, if no
+    heuristic is chosen). Heuristics and labels are assumed to be equally frequent. If the settings
+    do not limit the number of pairs, it is that of the published data, MNLI or HANS.
     """
     n_pairs = getattr(config, f"{split}_pairs") or PUBLISHED_PAIRS[split]
     if split == "challenge" and config.heuristic:

@@ -114,14 +114,13 @@ def nli_challenge(count: int, seed: int = 1) -> Pairs:
         seed: Decides the pairs and their order.
     """
     entailed, not_entailed = HANS
-    # Templates are named by two letters: of the heuristic, and of the class.
+    # Heuristics and classes have a letter each, with which the names of templates begin.
     class_of_letter = {ENTAILED: entailed, NOT_ENTAILED: not_entailed}
-    kinds = list(itertools.product(HEURISTICS, class_of_letter))
+    letters = list(itertools.product(HEURISTICS, class_of_letter))  # (heuristic, class)
+    pair_counts = _equal_shares(count, len(letters))
     quotas = []
-    for (heuristic, class_letter), n_pairs in zip(
-        kinds, _equal_shares(count, len(kinds)), strict=True
-    ):
-        templates = _challenge_templates(class_letter, heuristic)
+    for (heuristic_letter, class_letter), n_pairs in zip(letters, pair_counts, strict=True):
+        templates = _challenge_templates(class_letter, heuristic_letter)
         quotas.append(Quota(templates, class_of_letter[class_letter], n_pairs))
     return _draw_pairs(quotas, HANS, seed, for_challenge=True)
 
@@ -265,8 +264,9 @@ def _words_of_slots(rng: random.Random) -> dict[str, str]:
 
     # A, B and C: people ("the doctors"); X: a noun; was:A: the form of "to be" that A needs.
     # N and Ns: a noun in singular and plural.
-    *person_nouns, (slots["N"], slots["Ns"]) = rng.sample(forms["nouns"], 5)
-    for slot, (singular, plural) in zip("ABCX", person_nouns, strict=True):
+    *nouns, last_noun = rng.sample(forms["nouns"], 5)
+    slots["N"], slots["Ns"] = last_noun
+    for slot, (singular, plural) in zip("ABCX", nouns, strict=True):
         is_plural = rng.randrange(2) == 1
         word = plural if is_plural else singular
         slots[slot] = word if slot == "X" else f"the {word}"
@@ -285,9 +285,10 @@ def _words_of_slots(rng: random.Random) -> dict[str, str]:
             slots[slot.lower()] = base
 
     # L, M: places; G, g: adjectives that are opposites; P: an adjective; K: a verb that takes a
-    # clause; R: a preposition.
+    # clause; R: a preposition. Places and adjectives have a single form.
     (slots["L"],), (slots["M"],) = rng.sample(forms["places"], 2)
-    slots["G"], slots["g"] = rng.sample(rng.choice(forms["opposites"]), 2)
+    opposites = rng.choice(forms["opposites"])
+    slots["G"], slots["g"] = rng.sample(opposites, 2)  # in random order
     (slots["P"],) = rng.choice(forms["adjectives"])
     slots["K"] = rng.choice(TEMPLATES["clause_taking"].split())
     slots["R"] = rng.choice(("near", "behind", "beside"))

@@ -128,7 +128,7 @@ class Pairs:
         """Draw n different pairs, and return them in their order."""
         return self.take(sorted(random.Random(seed).sample(range(len(self)), n)))
 
-    def canonical(self) -> list[str]:
+    def normalised_texts(self) -> list[str]:
         """Return each pair as one normalised text, by which copies of the pair are recognised.
 
         The text has both sentences in lower case, with each stretch of white space replaced by
@@ -137,21 +137,20 @@ class Pairs:
         pairs = zip(self.premises, self.hypotheses, strict=True)
         return [f"{canonical(premise)}\n{canonical(hypothesis)}" for premise, hypothesis in pairs]
 
-    def without(self, canonical_pairs: Container[str], source: str) -> Pairs:
+    def without(self, other_texts: Container[str], source: str) -> Pairs:
         """Return the pairs that have no copy in another set of pairs.
 
         A copy has the same two sentences, up to case and white space. Labels are not compared. A
         warning says how many pairs were left out, if any.
 
         Args:
-            canonical_pairs: The pairs of the other set, each as one normalised text that
-                `canonical` made.
+            other_texts: The pairs of the other set, each as one text that `normalised_texts` made.
             source: The name of the other set in messages.
 
         Raises:
             DataError: All pairs have a copy in the other set.
         """
-        rows = [row for row, pair in enumerate(self.canonical()) if pair not in canonical_pairs]
+        rows = [row for row, text in enumerate(self.normalised_texts()) if text not in other_texts]
         if not rows:
             raise DataError(f"{self.source}: all {len(self)} pairs are also in {source}")
         repeated = len(self) - len(rows)

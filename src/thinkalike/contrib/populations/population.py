@@ -257,7 +257,7 @@ def _table_of_means_by_cut(means: Mapping[str, Grouped]) -> Table:
         means: The means of each quantity ("flips", "CKA", ...) at each cut or layer.
     """
     n_cuts = len(means["flips"].between.value)
-    cut_indices = few(n_cuts)
+    cut_indices = few(n_cuts)  # evenly spaced, if there are too many for the screen
     columns = [number_column("cut", [FIRST_CUT + index for index in cut_indices])]
     for name, quantity in means.items():
         for kind, estimate in (("within", quantity.within), ("between", quantity.between)):
@@ -357,7 +357,7 @@ def _check_order_of_classes(
         logits = torch.empty(len(sample), len(model.classes), dtype=torch.float64)
         for batch in batches:
             logits_of_batch = model.full(batch.tokens, batch.mask.long(), batch.types)
-            logits[batch.rows] = logits_of_batch.double().cpu()
+            logits[batch.pair_indices] = logits_of_batch.double().cpu()
         check_labels(logits, sample.labels, model.classes, sample.classes, name=model.name)
 
 

@@ -167,7 +167,7 @@ def _train(
     config: PretrainJob,
     corpus: Corpus,
     work: Work,
-    keep: Callable[[int], object],
+    keep_checkpoint: Callable[[int], object],
 ) -> None:
     """Train a model on the fitting text; a resumed job continues from its last checkpoint.
 
@@ -176,7 +176,8 @@ def _train(
         config: The configuration of the job.
         corpus: The text.
         work: The job, in whose folder checkpoints are.
-        keep: Is called after the steps of the setting `pretrain.keep`, with the step's number.
+        keep_checkpoint: Is called after the steps of the setting `pretrain.keep`, with the number
+            of the step.
     """
     recipe = config.pretrain
     rows = StepData(
@@ -189,7 +190,7 @@ def _train(
     device = torch.device(pick_device(config.model.device))
     run = TrainingRun(work.job.partial, device, config.trainer, work.tracker)
     with work.phase("fit"):
-        callbacks = [KeepsCheckpoints(recipe.kept_steps, keep)]
+        callbacks = [KeepsCheckpoints(recipe.kept_steps, keep_checkpoint)]
         fit(training, rows, run, loggers_of(run, config.logger.kind), callbacks)
 
 
@@ -211,9 +212,11 @@ def _check_that_model_can_be_built(model: PretrainedModel, vocabulary: int, cont
             f"model.architecture={model.architecture} model.context={context} cannot be built: "
             f"{type(error).__name__}: {one_line(error)}"
         ) from error
-    for name in _unknown_sizes(model.architecture, module, family):
+    unknown_names = _unknown_sizes(model.architecture, module, family)
+    if unknown_names:
         raise ConfigError(
-            f"model.architecture.{name} is no size of model.family={model.family}; leave it out"
+            f"model.architecture.{unknown_names[0]} is no size of model.family={model.family}; "
+            "leave it out"
         )
 
 

@@ -23,7 +23,7 @@ BETAS = (0.9, 0.95)  # of AdamW
 SEED_STRIDE = 1_000_003  # a prime beyond any number of steps, so that no two seeds share a step's
 
 
-def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
+def warmup_then_cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
     """Return the learning rate at a step, as a share of the peak: warm-up and cosine.
 
     It rises linearly to 1 during the warm-up, and then falls to `floor` along half a cosine.
@@ -98,7 +98,8 @@ class WholeModel(SteppedModule):
                 error message proposes to lower it.
         """
         remedy = f"lower {setting}={self.config.lr}"
-        self.log_losses(self.over_processes(loss)[None], remedy=remedy)
+        losses = self.over_processes(loss)[None]  # (1,): of one model
+        self.log_losses(losses, remedy=remedy)
         return loss
 
 
@@ -146,7 +147,7 @@ class Pretraining(WholeModel):
         ]
         optimizer = torch.optim.AdamW(groups, lr=self.config.lr, betas=BETAS)
         n_warmup = min(self.config.warmup, self.steps)
-        return scheduled(optimizer, lambda step: cosine(step, self.steps, n_warmup))
+        return scheduled(optimizer, lambda step: warmup_then_cosine(step, self.steps, n_warmup))
 
 
 class MaskedPretraining(Pretraining):
@@ -171,5 +172,5 @@ class MaskedPretraining(Pretraining):
         """
         seed_of_step = self.seed * SEED_STRIDE + self.global_step
         generator = torch.Generator().manual_seed(seed_of_step)
-        losses = masked_losses(self.model, tokens, self.tokenizer, generator)[0]
+        losses, _ = masked_losses(self.model, tokens, self.tokenizer, generator)
         return losses.mean()

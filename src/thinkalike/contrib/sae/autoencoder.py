@@ -204,8 +204,8 @@ def _dead_latent_loss(
         residual: h - ĥ, what the autoencoder did not reconstruct of each state.
         dead: The latents that may be dead, and which of them are.
     """
-    # The indices of these latents, expanded for `gather`: once for each state, to pick their
-    # pre-activations, and once for each dimension, to pick their directions.
+    # The indices of these latents, (*s, candidates), are expanded for `gather`: once for each
+    # state, to pick their pre-activations, and once for each dimension, to pick their directions.
     n_candidates = dead.latents.shape[-1]
     index_by_state = dead.latents.unsqueeze(-2).expand(*pre_activations.shape[:-1], n_candidates)
     index_by_dimension = dead.latents.unsqueeze(-1).expand(*dead.latents.shape, sae.d)

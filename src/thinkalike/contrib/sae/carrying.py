@@ -41,6 +41,7 @@ def mapped_autoencoder(
     u = up.bias.to(W_enc)
     D = down.weight.to(W_enc)
     v = down.bias.to(W_enc)
+    # States are rows here, so that down(g) W_enc = g (Dᵀ W_enc) + v W_enc, and so on.
     mapped = SparseAutoencoder(
         W_enc=D.T @ W_enc,
         b_enc=b_enc + v @ W_enc,
@@ -51,14 +52,16 @@ def mapped_autoencoder(
     return mapped.to(sae.W_enc.dtype)
 
 
-def standardised(
+def for_standardised_states(
     sae: SparseAutoencoder, mean: Float[Tensor, " d"], scale: float
 ) -> SparseAutoencoder:
     """Turn an autoencoder of states h into one of standardised states (h - mean) / scale."""
-    return mapped_autoencoder(sae, up=_to_units(mean, scale), down=_from_units(mean, scale))
+    return mapped_autoencoder(
+        sae, up=_standardising_map(mean, scale), down=_rescaling_map(mean, scale)
+    )
 
 
-def in_own_units(
+def for_original_states(
     sae: SparseAutoencoder, mean: Float[Tensor, " d"], scale: float
 ) -> SparseAutoencoder:
     """Turn an autoencoder of standardised states (h - mean) / scale into one of the states h.
@@ -66,17 +69,19 @@ def in_own_units(
     The latents of a state stay the same: the encoder standardises what it reads, and the decoder
     turns what it writes back into the units of h.
     """
-    return mapped_autoencoder(sae, up=_from_units(mean, scale), down=_to_units(mean, scale))
+    return mapped_autoencoder(
+        sae, up=_rescaling_map(mean, scale), down=_standardising_map(mean, scale)
+    )
 
 
-def _to_units(mean: Float[Tensor, " d"], scale: float) -> AffineMap:
-    """Return h ↦ (h - mean) / scale."""
+def _standardising_map(mean: Float[Tensor, " d"], scale: float) -> AffineMap:
+    """Return the map of states h ↦ (h - mean) / scale."""
     identity = torch.eye(len(mean), dtype=torch.float64, device=mean.device)
     return AffineMap(identity / scale, -mean.double() / scale)
 
 
-def _from_units(mean: Float[Tensor, " d"], scale: float) -> AffineMap:
-    """Return x ↦ x scale + mean."""
+def _rescaling_map(mean: Float[Tensor, " d"], scale: float) -> AffineMap:
+    """Return the inverse of `_standardising_map`: x ↦ x scale + mean."""
     identity = torch.eye(len(mean), dtype=torch.float64, device=mean.device)
     return AffineMap(identity * scale, mean.double())
 
@@ -96,7 +101,8 @@ def with_fitted_decoder(
     moments = Moments([LAYER_PAIR])
     moments.update([sae.encode(states)], [states])
     latents_to_states = moments.of(LAYER_PAIR)
-    mean_variance = float(latents_to_states.xx.diagonal().mean())
+    latent_covariance = latents_to_states.xx
+    mean_variance = float(latent_covariance.diagonal().mean())
     decoder = least_squares_of(latents_to_states, ridge * mean_variance)
     return SparseAutoencoder(
         W_enc=sae.W_enc.detach(),

@@ -77,9 +77,10 @@ class SAEConfig(Checked, part="sae"):
             )
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
-        """Return settings for large models.
+        """Return the settings of the default recipe that depend on the size of the model.
 
-        For minis (small bundled models), the result is empty, as the defaults are for them.
+        The defaults of this class are for minis (small bundled models), so for these the result is
+        empty.
         """
         if job.is_mini:
             return {}

@@ -41,8 +41,8 @@ class StartCurve:
         """Return the operations to make the first weights and to train on so many tokens."""
         return self.fixed + self.per_token * tokens
 
-    def spent(self, tokens: int) -> float:
-        """Return the operations for one number of tokens, see `operations`."""
+    def operations_at(self, tokens: int) -> float:
+        """Return the operations to make the first weights and to train on this many tokens."""
         return float(self.operations(torch.tensor(float(tokens))))
 
     def reaches(

@@ -54,16 +54,16 @@ class FittedAutoencoders:
         spread: Σ‖h - μ‖² by document, where μ is the mean state.
         active: How many latents are active on average.
         dead: The share of latents that are active for no state.
-        starts: The autoencoders before training, by start, rate and seed.
-        trained: The autoencoders after training, in the same order.
+        before_training: The autoencoders with their first weights, by start, rate and seed.
+        after_training: The same autoencoders after training, in the same order.
     """
 
     errors: Float[Tensor, "evaluations starts rates seeds documents"]
     spread: Float[Tensor, " documents"]
     active: Float[Tensor, "evaluations starts rates seeds"]
     dead: Float[Tensor, "evaluations starts rates seeds"]
-    starts: list[SparseAutoencoder]
-    trained: list[SparseAutoencoder]
+    before_training: list[SparseAutoencoder]
+    after_training: list[SparseAutoencoder]
 
     @property
     def _has_several_rates(self) -> bool:
@@ -94,14 +94,14 @@ class FittedAutoencoders:
         return JudgedErrors(self.errors[..., documents], self.spread[documents])
 
     def index(self, start: int, rate: int, seed: int) -> int:
-        """Return the index of an autoencoder in `starts` and `trained`.
+        """Return the index of an autoencoder in `before_training` and `after_training`.
 
         Args:
             start: The index of the kind of first weights.
             rate: The index of the learning rate.
             seed: The index of the seed.
         """
-        _, _, n_rates, n_seeds = self.active.shape
+        _, _, n_rates, n_seeds = self.active.shape  # (evaluations, starts, rates, seeds)
         return (start * n_rates + rate) * n_seeds + seed
 
 
@@ -123,9 +123,9 @@ def fit_all(
     for start in config.starts:
         for factor in config.factors:
             for seed in materials.seeds:
-                fits.append(SAEFit(materials.start(start, seed), factor, seed))
+                fits.append(SAEFit(materials.first_autoencoder(start, seed), factor, seed))
     training = SAETraining(
-        materials.model, fits, config, materials.mean, materials.scale, materials.report
+        materials.model, fits, config, materials.mean, materials.scale, materials.evaluation_states
     )
     log.info("%d autoencoders of %d latents, %d steps", len(fits), config.width, config.steps)
     n_passes = materials.tokens_read[-1] / materials.corpus.counts["fit_tokens"]
@@ -147,9 +147,9 @@ def fit_all(
     shape = (len(config.evaluation_steps), len(config.starts), len(config.factors), config.seeds)
     return FittedAutoencoders(
         errors=training.errors.cpu().double().view(*shape, -1),
-        spread=spread_by_document(materials.report, training.errors.shape[-1]),
+        spread=spread_by_document(materials.evaluation_states, training.errors.shape[-1]),
         active=training.active.cpu().view(shape),
         dead=training.dead.cpu().view(shape),
-        starts=[sae_fit.start for sae_fit in fits],
-        trained=training.trained(),
+        before_training=[sae_fit.start for sae_fit in fits],
+        after_training=training.trained(),
     )

@@ -62,7 +62,8 @@ class SparseAutoencoders(
         Raises:
             ModelError: The model does not predict the next token.
         """
-        if outline(config.model).predicts not in (None, "next"):
+        predicts = outline(config.model).predicts  # None: not known before the model is loaded
+        if predicts not in (None, "next"):
             raise ModelError(
                 f"{config.model.called} predicts no next token, and task=sae reports the loss of "
                 "the next"
@@ -135,7 +136,7 @@ class SparseAutoencoders(
         best_rate = fitted.best_rate_index(0)
         for seed in range(config.sae.seeds):
             save_sae(
-                fitted.trained[fitted.index(0, best_rate, seed)].cpu(),
+                fitted.after_training[fitted.index(0, best_rate, seed)].cpu(),
                 work.job.aside / seed_folder(seed),
                 model_name=materials.model.name,
                 hook_name=f"blocks.{config.sae.layer}.hook_resid_post",

@@ -10,7 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.contrib.sae.autoencoder import SparseAutoencoder
-from thinkalike.contrib.sae.carrying import in_own_units, mapped_autoencoder, with_fitted_decoder
+from thinkalike.contrib.sae.carrying import (
+    for_original_states,
+    mapped_autoencoder,
+    with_fitted_decoder,
+)
 from thinkalike.contrib.sae.config import SAEConfig, SAEJob
 from thinkalike.contrib.sae.saelens import load_sae
 from thinkalike.contrib.sae.site_states import SiteStates, states_after
@@ -146,21 +150,21 @@ class SAEMaterials:
         return float((self.states - self.mean).square().mean().sqrt())
 
     @cached_property
-    def report(self) -> SiteStates:
+    def evaluation_states(self) -> SiteStates:
         """States on which autoencoders are evaluated during training.
 
         They are those of evenly spaced rows of the evaluation text, so few that there are about
         `sae.curve_tokens` tokens at most. Each state has the number of its document.
         """
-        rows = self.corpus.report
-        skip = self.config.skip_first_tokens
-        every = max(ceil(rows.tokens.numel() / self.config.curve_tokens), 1)
-        states = self._states_of(self.model, self.config.layer, rows.tokens[::every])
-        documents = rows.documents[::every, skip:]
+        rows = self.corpus.report  # the evaluation text
+        step = max(ceil(rows.tokens.numel() / self.config.curve_tokens), 1)
+        states = self._states_of(self.model, self.config.layer, rows.tokens[::step])
+        # The states are without the first tokens of each row.
+        documents = rows.documents[::step, self.config.skip_first_tokens :]
         return SiteStates(states, documents.flatten())
 
-    def start(self, start: str, seed: int) -> SparseAutoencoder:
-        """Return the autoencoder that training starts from, for states in the model's own units.
+    def first_autoencoder(self, start: str, seed: int) -> SparseAutoencoder:
+        """Return the autoencoder that training starts from, for states that are not standardised.
 
         Args:
             start: How its weights are made: "random", "least_squares" (random directions with a
@@ -168,16 +172,17 @@ class SAEMaterials:
             seed: The seed of the random directions, or the number of the source's autoencoder.
         """
         if start == "transferred":
-            return self._transferred(seed)
+            return self._mapped_source_autoencoder(seed)
         random = SparseAutoencoder.random(
             self.model.d_model, self.config.width, self.config.active, seed
         )
-        sae = in_own_units(random.to(self.mean.device), self.mean, self.scale)
+        # The random one is made for standardised states.
+        sae = for_original_states(random.to(self.mean.device), self.mean, self.scale)
         if start == "least_squares":
             return with_fitted_decoder(sae, self.states)
         return sae
 
-    def _transferred(self, seed: int) -> SparseAutoencoder:
+    def _mapped_source_autoencoder(self, seed: int) -> SparseAutoencoder:
         """Return an autoencoder of the source model, composed with maps between both models.
 
         Args:

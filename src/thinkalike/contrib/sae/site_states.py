@@ -67,7 +67,7 @@ class SplicedLosses(NamedTuple):
 def states_after(
     model: FrozenModel, layer: int, tokens: Int[Tensor, "b t"], skip: int
 ) -> Float[Tensor, "n d"]:
-    """Return the states of all tokens after a block, one state a row, in float32.
+    """Return the states of tokens after a block, one state a row, in float32.
 
     Args:
         model: The model that computes them.
@@ -78,7 +78,8 @@ def states_after(
     rows_at_once = max(TOKENS_AT_ONCE // tokens.shape[1], 1)
     states = []
     for batch in tokens.long().split(rows_at_once):
-        states.append(model.head(batch, layer)[:, skip:].flatten(0, 1).float())
+        states_of_rows = model.head(batch, layer)  # (rows, tokens, d)
+        states.append(states_of_rows[:, skip:].flatten(0, 1).float())
     return torch.cat(states)
 
 

@@ -95,14 +95,15 @@ def curves(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFrame:
     """
     config = materials.config
     errors, spread = fitted.judged  # Σ‖h - ĥ‖² and Σ‖h - μ‖² by document
-    explained = _explained(bootstrap_interval(errors, spread))
+    unexplained = bootstrap_interval(errors, spread)  # of Σ errors / Σ spread over documents
+    explained = _explained(unexplained)
     curve_of_start = {curve.start: curve for curve in curves_of_starts(materials, fitted)}
     rates = [config.lr * factor for factor in config.factors]
-    # The order of rows is that of the axes of `explained`: evaluation, start, rate, seed.
+    # In the order of the axes of `explained`, which are flattened: evaluation, start, rate, seed.
     rows = itertools.product(materials.tokens_read, config.starts, rates, materials.seeds)
     table = pd.DataFrame(list(rows), columns=["tokens", "start", "rate", "seed"])
     table["flops"] = [
-        curve_of_start[start].spent(tokens)
+        curve_of_start[start].operations_at(tokens)
         for tokens, start in zip(table["tokens"], table["start"], strict=True)
     ]
     flat = Estimate(*(tensor.flatten() for tensor in explained))
@@ -150,7 +151,7 @@ def table_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFram
                 "start": start,
                 "rate": config.lr * config.factors[case.rate] if is_trained else 0.0,
                 "tokens": tokens,
-                "flops": curve_of_start[start].spent(tokens),
+                "flops": curve_of_start[start].operations_at(tokens),
                 **interval_columns("explained_variance", explained),
                 **_loss_columns(losses, spliced),
                 "active_latents": float(fitted.active[index].mean()),
@@ -187,10 +188,11 @@ def _reported_cases(materials: SAEMaterials, fitted: FittedAutoencoders) -> list
         last_evaluation = len(config.evaluation_steps) - 1
         evaluations.append(last_evaluation)
     cases = []
-    for start, evaluation in itertools.product(range(len(config.starts)), evaluations):
-        rate = fitted.best_rate_index(start, evaluation)
+    start_indices = range(len(config.starts))
+    for start, evaluation in itertools.product(start_indices, evaluations):
+        rate = fitted.best_rate_index(start, evaluation)  # an index, as `start` and `evaluation`
         is_before_training = evaluation == 0 and config.steps > 0
-        candidates = fitted.starts if is_before_training else fitted.trained
+        candidates = fitted.before_training if is_before_training else fitted.after_training
         saes = [candidates[fitted.index(start, rate, seed)] for seed in range(config.seeds)]
         cases.append(ReportedCase(evaluation, start, rate, saes))
     return cases

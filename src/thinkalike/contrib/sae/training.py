@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from thinkalike.contrib.sae.autoencoder import DeadCandidates, SparseAutoencoder, sae_loss
-from thinkalike.contrib.sae.carrying import in_own_units, standardised
+from thinkalike.contrib.sae.carrying import for_original_states, for_standardised_states
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.contrib.sae.site_states import SiteStates, reconstruction_by_document, states_after
 from thinkalike.models.frozen import FrozenModel
@@ -71,7 +71,7 @@ class SAETraining(SteppedModule):
         config: SAEConfig,
         mean: Float[Tensor, " d"],
         scale: float,
-        report: SiteStates,
+        evaluation_states: SiteStates,
     ):
         """Stack the autoencoders of each learning rate, with a copy for the mean of the weights.
 
@@ -81,7 +81,7 @@ class SAETraining(SteppedModule):
             config: The settings of the training.
             mean: The mean that is subtracted from states.
             scale: The number that centred states are divided by.
-            report: The states that autoencoders are evaluated on.
+            evaluation_states: The states that autoencoders are evaluated on.
         """
         super().__init__(config.steps)
         self.models = (model,)  # a tuple, so that Lightning neither moves nor saves it
@@ -89,7 +89,8 @@ class SAETraining(SteppedModule):
         self.config = config
         self.mean = mean
         self.scale = scale
-        self.report = SiteStates((report.states - mean) / scale, report.documents)
+        standardised_states = (evaluation_states.states - mean) / scale
+        self.evaluation_states = SiteStates(standardised_states, evaluation_states.documents)
 
         self.factors = list(dict.fromkeys(fit.factor for fit in fits))
         self.fits_of_stack: list[list[int]] = []
@@ -97,14 +98,14 @@ class SAETraining(SteppedModule):
         averages = []
         for factor in self.factors:
             indices = [index for index, fit in enumerate(fits) if fit.factor == factor]
-            starts = [standardised(fits[index].start, mean, scale) for index in indices]
+            starts = [for_standardised_states(fits[index].start, mean, scale) for index in indices]
             self.fits_of_stack.append(indices)
             stacks.append(SparseAutoencoder.stacked(starts))
             averages.append(SparseAutoencoder.stacked(starts).requires_grad_(False))
         self.stacks = nn.ModuleList(stacks)
         self.averages = nn.ModuleList(averages)
 
-        n_documents = int(report.documents.max()) + 1
+        n_documents = int(evaluation_states.documents.max()) + 1
         shape = (len(config.evaluation_steps), len(fits))
         self.register_buffer("errors", torch.full((*shape, n_documents), torch.nan))
         self.register_buffer("active", torch.full(shape, torch.nan))
@@ -123,6 +124,7 @@ class SAETraining(SteppedModule):
             self.steps,
             seed=0,
             repeats=self.config.steps_per_buffer,
+            # What an error message about too little text calls the size of a buffer.
             setting="sae.tokens_per_step × sae.steps_per_buffer",
         )
 
@@ -148,17 +150,20 @@ class SAETraining(SteppedModule):
         for stack, indices, buffer in zip(
             self.stacks, self.fits_of_stack, self._buffer, strict=True
         ):
-            # (autoencoders, states, d): the part of the buffer that this step reads.
-            states = buffer.tensor_split(self.config.steps_per_buffer, dim=1)[step_of_buffer]
+            # (autoencoders, states, d) each; this step reads one of them.
+            parts_of_buffer = buffer.tensor_split(self.config.steps_per_buffer, dim=1)
+            states = parts_of_buffer[step_of_buffer]
             dead = self._dead_candidates(indices)
             losses = sae_loss(cast(SparseAutoencoder, stack), states, self.config.sparsity, dead)
             total_loss = total_loss + losses.loss.sum()
+            # The squared error as a share of the squared norm of states, which is what is logged.
             relative_error = losses.errors.mean(-1) / states.square().sum(-1).mean(-1)
             relative_errors[indices] = relative_error.to(relative_errors)
             n_states = states.shape[1]
             # The number of states since each latent was last active; 0 if it is active now.
             is_inactive = losses.active == 0
-            self.inactive_for[indices] = (self.inactive_for[indices] + n_states) * is_inactive
+            n_inactive = self.inactive_for[indices] + n_states
+            self.inactive_for[indices] = n_inactive.where(is_inactive, 0)
         remedy = f"lower sae.lr={self.config.lr:g}, or leave large sae.lr_multiples out"
         self.log_losses(relative_errors, remedy=remedy)
         return total_loss
@@ -175,6 +180,7 @@ class SAETraining(SteppedModule):
         """
         if not self.config.dead_after:
             return None
+        # (autoencoders, latents): for how many states each latent has been inactive.
         longest = self.inactive_for[indices].topk(self.config.revived)
         return DeadCandidates(longest.indices, longest.values > self.config.dead_after)
 
@@ -195,8 +201,9 @@ class SAETraining(SteppedModule):
             order_of_seed[seed] = torch.randperm(len(states), generator=generator)
         shuffled = []
         for indices in self.fits_of_stack:
+            # (s, n): the order of the states for each autoencoder of the stack.
             orders = torch.stack([order_of_seed[self.fits[index].seed] for index in indices])
-            shuffled.append(states[orders])
+            shuffled.append(states[orders])  # (s, n, d)
         return shuffled
 
     def optimizer_step(self, *arguments: Any, **keywords: Any) -> None:
@@ -225,12 +232,13 @@ class SAETraining(SteppedModule):
             evaluation: The index of the evaluation during training, on the first axis of these
                 tensors.
         """
-        report = SiteStates(self.report.states.to(self.device), self.report.documents)
+        site = self.evaluation_states
+        on_device = SiteStates(site.states.to(self.device), site.documents)
         n_documents = self.errors.shape[-1]
         with torch.autocast(self.device.type, enabled=False):
             for average, indices in zip(self.averages, self.fits_of_stack, strict=True):
                 stack = cast(SparseAutoencoder, average)
-                reconstruction = reconstruction_by_document(stack, report, n_documents)
+                reconstruction = reconstruction_by_document(stack, on_device, n_documents)
                 # The states were divided by `scale`, so its square multiplies the errors.
                 errors = reconstruction.errors * self.scale**2
                 self.errors[evaluation, indices] = errors.to(self.errors)
@@ -249,7 +257,7 @@ class SAETraining(SteppedModule):
         trained = []
         for index in range(len(self.fits)):
             sae = sae_of_index[index]
-            trained.append(in_own_units(sae, self.mean.to(sae.W_enc.device), self.scale))
+            trained.append(for_original_states(sae, self.mean.to(sae.W_enc.device), self.scale))
         return trained
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -98,7 +98,7 @@ def group_tables(
     Raises:
         DataError: The distances of a fold are all equal.
     """
-    names = [side.name for side in subjects]
+    names = [subject.name for subject in subjects]
     try:
         ceilings = _mean_ceilings_of_layers(config, stimuli, subjects)
     except ValueError as error:
@@ -129,10 +129,10 @@ def _mean_ceilings_of_layers(
         ValueError: The distances of a fold are all equal.
     """
     measure = config.measure_as(MLEMConfig)
-    distances_of_subjects = [layer_distances(side, measure) for side in subjects]
+    distances_of_subjects = [layer_distances(subject, measure) for subject in subjects]
     held_out = _held_out_stimuli(config, stimuli)
     rows = []
-    for distances_of_layer in zip(*distances_of_subjects, strict=True):
+    for distances_of_layer in zip(*distances_of_subjects, strict=True):  # of all subjects
         lower_of_folds = []
         upper_of_folds = []
         for indices in held_out:
@@ -152,24 +152,26 @@ def _float64_mean(values: Sequence[float]) -> float:
 
 
 def _group_means(
-    table: pd.DataFrame, subjects: Sequence[str], by: list[str], value: str
+    table: pd.DataFrame, subjects: Sequence[str], identifying_columns: list[str], value: str
 ) -> pd.DataFrame:
     """Return means over subjects with intervals, and the p-value of a mean of 0.
 
     Args:
         table: A table whose column `model` has names of models and of subjects.
         subjects: The names of the subjects, whose rows are averaged.
-        by: The columns that identify a mean, such as the layer.
+        identifying_columns: The columns that identify a mean, such as the layer.
         value: The column that is averaged.
     """
     identifiers = []
     scores = []
     rows_of_subjects = table[table["model"].isin(subjects)]
-    for identifier, values in rows_of_subjects.groupby(by, sort=False)[value]:
+    for identifier, values in rows_of_subjects.groupby(identifying_columns, sort=False)[value]:
         identifiers.append(identifier)
         no_replicates = torch.empty(0, len(values))  # stimuli are not resampled
         scores.append(SubjectScores(torch.tensor(values.to_numpy(float)), no_replicates))
-    return pd.DataFrame(identifiers, columns=by).join(score_columns(scores, value=value))
+    return pd.DataFrame(identifiers, columns=identifying_columns).join(
+        score_columns(scores, value=value)
+    )
 
 
 def _held_out_stimuli(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tensor, " k"]]:
@@ -179,8 +181,10 @@ def _held_out_stimuli(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tenso
     recipe "paper", folds are of pairs and not of stimuli, so there is one set of all stimuli.
     """
     measure = config.measure_as(MLEMConfig)
-    has_all_features = ~stimuli.codes().table.isnan().any(1)
-    is_used = has_all_features | (measure.missing != "drop")
+    is_used = torch.ones(len(stimuli), dtype=torch.bool)
+    if measure.missing == "drop":
+        features = stimuli.codes().table  # (stimuli, features), NaN where one is missing
+        is_used = ~features.isnan().any(1)
     used_indices = is_used.nonzero()[:, 0]
     if config.recipe == "paper":
         return [used_indices]

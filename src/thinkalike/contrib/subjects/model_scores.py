@@ -60,7 +60,7 @@ class ModelScores:
         """Return the scores of the model at an index."""
         return SubjectScores(self.values[model], self.replicates[:, model])
 
-    def of_ceiling(self) -> SubjectScores:
+    def ceiling_scores(self) -> SubjectScores:
         """Return the lower end of the noise ceiling in the form of the scores of a model.
 
         It is the score that the mean of all other subjects has in each subject.

@@ -305,7 +305,8 @@ def best_layer_table(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
     rows = []
     best_scores = []
     for model, rows_of_model in layers.groupby("model", sort=False):
-        best, best_indices = scores.best(rows_of_model.index.tolist())
+        indices_in_scores = rows_of_model.index.tolist()
+        best, best_indices = scores.best(indices_in_scores)
         best_scores.append(best)
         # How often each layer is the best one of a subject.
         frequencies = Counter(str(layers["layer"][index]) for index in best_indices.tolist())
@@ -326,10 +327,11 @@ def comparisons_of_models(scores: ModelScores, layers: pd.DataFrame) -> pd.DataF
     """
     best_scores: dict[str, SubjectScores] = {}
     for model, rows_of_model in layers.groupby("model", sort=False):
-        best_scores[str(model)], _ = scores.best(rows_of_model.index.tolist())
+        indices_in_scores = rows_of_model.index.tolist()
+        best_scores[str(model)], _ = scores.best(indices_in_scores)
     pairs = [(model, CEILING) for model in best_scores]
     pairs += list(combinations(best_scores, 2))
-    all_scores = {**best_scores, CEILING: scores.of_ceiling()}
+    all_scores = {**best_scores, CEILING: scores.ceiling_scores()}
     differences = [all_scores[model].minus(all_scores[other]) for model, other in pairs]
     columns = score_columns(differences, scores.draws, "difference")
     return pd.DataFrame(pairs, columns=["model", "other"]).join(columns)

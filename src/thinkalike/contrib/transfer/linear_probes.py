@@ -153,8 +153,7 @@ class CrossFitted:
     ) -> Bool[Tensor, " n"]:
         """Return whether the answer for each stimulus is its label.
 
-        The answer is that of a probe that was not fitted on the stimulus, but on all other folds
-        than that of the stimulus.
+        The answer is that of the probe that was fitted on all folds but that of the stimulus.
         """
         is_right = torch.zeros(len(labels), dtype=torch.bool)
         for fold, probe in enumerate(self.probes):
@@ -190,13 +189,14 @@ def cross_fitted(
     """
     probes = []
     chosen_alphas = []
-    for train, _ in splits(fold_of):
+    for train, _ in splits(fold_of):  # the indices of all other folds, and those of one fold
         alpha = alphas[0]
         if len(alphas) > 1:
             alpha = strongest_good_penalty(
                 states[train], labels[train], n_levels, groups[train], alphas, inner_folds, seed
             )
-        probes += fit_probes(states[train], labels[train], n_levels, [alpha])
+        (probe,) = fit_probes(states[train], labels[train], n_levels, [alpha])
+        probes.append(probe)
         chosen_alphas.append(alpha)
     return CrossFitted(probes, chosen_alphas, fold_of)
 

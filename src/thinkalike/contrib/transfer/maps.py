@@ -54,14 +54,18 @@ class OfMaps(Instrument[AnalyzeConfig]):
         """Return the passes over the text that maps are fitted and tested on.
 
         They serve to estimate the time of the job. Each model reads the text once, and if source
-        and target are the same model, there is one pass.
+        and target are the same model, there is one pass. The held-out text is not longer than the
+        text for fitting.
         """
         fit_tokens = config.data.fit_tokens or config.measure_as(TransferConfig).fit_tokens
         held_out_tokens = min(config.data.evaluation_tokens or 0, fit_tokens)
         tokens = float(fit_tokens + held_out_tokens)
         row_length = config.data.context or min(shape.context for shape in shapes.values())
-        distinct = dict.fromkeys(shapes.values())
-        return [shape.passes("text", tokens, row_length, with_logits=False) for shape in distinct]
+        distinct_models = dict.fromkeys(shapes.values())  # a shape has the name of its model
+        return [
+            shape.passes("text", tokens, row_length, with_logits=False)
+            for shape in distinct_models
+        ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -391,7 +391,8 @@ def _table_of_features(title: str, table: pd.DataFrame) -> Table:
     of_split = table[table["split"] == table["split"].iloc[0]]
     native = of_split[of_split["condition"] == NATIVE]
     best_rows = native.loc[native.groupby("feature", sort=False)["accuracy"].idxmax()]
-    shown_rows = best_rows.iloc[few(len(best_rows), FEATURES_SHOWN)]  # at most so many features
+    shown_indices = few(len(best_rows), FEATURES_SHOWN)  # evenly spaced, at most so many
+    shown_rows = best_rows.iloc[shown_indices]
     features_and_layers = shown_rows[["feature", "source_layer", "target_layer"]]
     rows_of_condition = {}
     for label, condition in CONDITIONS_SHOWN.items():
@@ -414,5 +415,6 @@ def _table_of_features(title: str, table: pd.DataFrame) -> Table:
         if label == "carried":
             shares = carried["share_above_chance"]
             cells = ["" if isnan(share) else f"{share:.2f}" for share in shares]
+            # A table that is too wide is divided between columns, but not before this one.
             columns.append(Column("share", cells, follows=True))
     return Table(title, columns)

@@ -77,7 +77,7 @@ class Probing:
     maps: Mapping[LayerPair, PairMap]
     untrained: States = ()
     maps_to_untrained: Mapping[LayerPair, PairMap] = field(default_factory=dict)
-    _native_probes: dict[tuple[str, int, str, str], CrossFitted] = field(default_factory=dict)
+    _fitted_probes: dict[tuple[str, int, str, str], CrossFitted] = field(default_factory=dict)
 
     def probe(self, task: Task, pair: LayerPair) -> Probed:
         """Return the accuracies of probes at a layer pair, in all conditions.
@@ -96,9 +96,9 @@ class Probing:
         source_states = self.source[source_layer][task.rows].double()
         target_states = self.target[target_layer][task.rows].double()
         mapped_states = maps.psi(target_states)  # predictions of the source's states
-        of_source = self._native("source", source_layer, source_states, task)
-        of_target = self._native("target", target_layer, target_states, task)
-        refitted = self._fit(mapped_states, task, self.measure.alphas, labels)
+        of_source = self._probes_fitted_on("source", source_layer, source_states, task)
+        of_target = self._probes_fitted_on("target", target_layer, target_states, task)
+        refitted = self._probe_of_each_fold(mapped_states, task, self.measure.alphas, labels)
 
         is_right: dict[str, Tensor] = {
             NATIVE_SOURCE: of_source.is_right(source_states, labels),
@@ -115,14 +115,16 @@ class Probing:
 
         controls = []
         if self.untrained:
-            controls.append(self._in_untrained_target(task, pair, of_source))
-        controls.append(self._with_shuffled_labels(task, target_states, of_target.alphas))
+            controls.append(self._accuracies_in_untrained_target(task, pair, of_source))
+        controls.append(self._accuracy_with_shuffled_labels(task, target_states, of_target.alphas))
         for probed in controls:
             accuracies |= probed.accuracies
             converged = converged and probed.converged
         return Probed(accuracies, converged)
 
-    def _in_untrained_target(self, task: Task, pair: LayerPair, of_source: CrossFitted) -> Probed:
+    def _accuracies_in_untrained_target(
+        self, task: Task, pair: LayerPair, of_source: CrossFitted
+    ) -> Probed:
         """Return the accuracies of probes that read states of the target before its training.
 
         The probes are fitted on these states, or fitted on the source and applied through a map
@@ -135,7 +137,8 @@ class Probing:
         """
         _, target_layer = pair
         states = self.untrained[target_layer][task.rows].double()
-        of_untrained = self._native("untrained", target_layer, states, task)
+        of_untrained = self._probes_fitted_on("untrained", target_layer, states, task)
+        # ψ maps states of the untrained target to the source.
         of_source_mapped = of_source.through(self.maps_to_untrained[pair].psi)
         is_right = {
             UNTRAINED: of_untrained.is_right(states, task.labels),
@@ -143,7 +146,7 @@ class Probing:
         }
         return Probed(_accuracies(task, is_right, task.labels), of_untrained.converged)
 
-    def _with_shuffled_labels(
+    def _accuracy_with_shuffled_labels(
         self, task: Task, states: Float[Tensor, "n d"], alphas: Sequence[float]
     ) -> Probed:
         """Return the accuracy of probes that are fitted and tested on shuffled labels.
@@ -156,12 +159,12 @@ class Probing:
         """
         order = torch.randperm(len(task.labels), generator=seeded(self.seed))
         shuffled_labels = task.labels[order]
-        median_alpha = statistics.median_high(alphas)
-        probes = self._fit(states, task, [median_alpha], shuffled_labels)
+        median_alpha = statistics.median_high(alphas)  # one of them, and no mean of two
+        probes = self._probe_of_each_fold(states, task, [median_alpha], shuffled_labels)
         is_right = {SHUFFLED: probes.is_right(states, shuffled_labels)}
         return Probed(_accuracies(task, is_right, shuffled_labels), probes.converged)
 
-    def _native(
+    def _probes_fitted_on(
         self, model: str, layer: int, states: Float[Tensor, "n d"], task: Task
     ) -> CrossFitted:
         """Return probes that are fitted on states of one layer, or the stored ones.
@@ -175,11 +178,13 @@ class Probing:
             task: The feature that is probed, and the folds.
         """
         key = (model, layer, task.feature, task.split)
-        if key not in self._native_probes:
-            self._native_probes[key] = self._fit(states, task, self.measure.alphas, task.labels)
-        return self._native_probes[key]
+        if key not in self._fitted_probes:
+            self._fitted_probes[key] = self._probe_of_each_fold(
+                states, task, self.measure.alphas, task.labels
+            )
+        return self._fitted_probes[key]
 
-    def _fit(
+    def _probe_of_each_fold(
         self,
         states: Float[Tensor, "n d"],
         task: Task,

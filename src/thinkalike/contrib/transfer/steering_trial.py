@@ -12,8 +12,8 @@ from torch import Tensor
 
 from thinkalike.contrib.transfer.maps import PairMap
 from thinkalike.contrib.transfer.steering_vectors import (
-    effects_of,
     held_out_differences,
+    jackknifed_mean_effects,
     random_directions,
     with_norms_of,
 )
@@ -82,7 +82,7 @@ def steered_gaps(
     prompts: EncodedPrompts,
     layer: int,
     added: Float[Tensor, "c n d"],
-    later: bool = False,
+    also_later: bool = False,
 ) -> Float[Tensor, "c n"]:
     """Return the gap of each text after vectors were added to the states after a block.
 
@@ -94,20 +94,21 @@ def steered_gaps(
         prompts: The tokens of n texts, with the position of the last token of a word in each.
         layer: The block after which vectors are added.
         added: c vectors for each text; each is added in a separate pass.
-        later: Whether a vector is added at all tokens from the word on, or only at the word's last
-            token.
+        also_later: Whether a vector is added at all tokens from the word's last one on, or only at
+            this token.
     """
     gaps_of_batches = []
-    for rows, batch in prompts.batches():
+    for text_indices, batch in prompts.batches():
         states = model.head(batch.tokens, layer)  # (texts, tokens, d)
         positions = torch.arange(batch.tokens.shape[1])
         word_positions = batch.words[:, None]
         is_steered = positions == word_positions
-        if later:
+        if also_later:
             is_steered = positions >= word_positions
         mask = is_steered.to(states.device, states.dtype)[..., None]  # (texts, tokens, 1)
         gaps_of_batch = []
-        for vectors in added[:, rows].to(states.device, states.dtype):  # (texts, d)
+        added_to_batch = added[:, text_indices].to(states.device, states.dtype)
+        for vectors in added_to_batch:  # (texts, d)
             steered_states = states + mask * vectors[:, None]
             last_states = model.advance(steered_states, layer + 1, model.n_layers)
             gaps_of_batch.append(gap(model, last_states, batch))
@@ -192,7 +193,9 @@ class SteeringTrial:
             effects = self._effects(target_layer, vectors_of, position, strength)
             # How far the mean effect of each condition is from 0, and which share it is of the
             # mean effect of replacing texts by their counterparts.
-            mean_effects, natural_effect = effects_of(effects, self.natural, self.groups)
+            mean_effects, natural_effect = jackknifed_mean_effects(
+                effects, self.natural, self.groups
+            )
             shares = mean_effects.share_of(natural_effect)
             intervals = mean_effects.interval()
             for number, (condition, vectors) in enumerate(vectors_of.items()):
@@ -217,7 +220,7 @@ class SteeringTrial:
     def _vectors_by_condition(
         self, pair: LayerPair, maps: PairMap
     ) -> dict[str, Float[Tensor, "_ n e"]]:
-        """Return the steering vectors of each condition, for each of n texts.
+        """Return the steering vectors of each condition, (draws, n, e), for each of n texts.
 
         A vector is computed in the target itself, or computed in the source and mapped to the
         target by φ (as it is, rescaled to the norm of the target's own vector, or negated), or a
@@ -263,7 +266,7 @@ class SteeringTrial:
         """
         all_vectors = torch.cat(list(vectors_of.values()))
         steered = steered_gaps(
-            self.target, self.texts, layer, strength * all_vectors, later=position == LATER
+            self.target, self.texts, layer, strength * all_vectors, also_later=position == LATER
         )
         n_vectors = [len(vectors) for vectors in vectors_of.values()]
         effects_by_condition = (steered - self.gaps_before).split(n_vectors)

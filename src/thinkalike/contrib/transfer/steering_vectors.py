@@ -60,7 +60,7 @@ def random_directions(
     return with_norms_of(directions.expand(-1, n_vectors, -1), vectors)
 
 
-def effects_of(
+def jackknifed_mean_effects(
     steered: Float[Tensor, "c n"], natural: Float[Tensor, " n"], groups: Int[Tensor, " n"]
 ) -> tuple[Jackknifed, Jackknifed]:
     """Return the mean effect of each of c steering vectors, and the mean natural effect.
