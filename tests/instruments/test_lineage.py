@@ -221,7 +221,7 @@ def test_the_published_test_alarms_on_independent_seeds(models):
     pairs = compared(first, second, likeness=True).pairs
     assert max(pair.similar_share or 0 for pair in pairs) < SIMILARITY_OF_INDEPENDENT
     agreeing = sum(round((pair.similar_share or 0) * 256) for pair in pairs)
-    expected = sum(len(pair.reading.source) / 256 for pair in pairs)
+    expected = sum(len(pair.match_by_input.source) / 256 for pair in pairs)
     log_chance = agreeing * math.log(expected) - expected - math.lgamma(agreeing + 1)
     assert log_chance < math.log(1e-6)
     assert sum(pair.test.in_place for pair in pairs) < 2 * expected

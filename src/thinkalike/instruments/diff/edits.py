@@ -91,8 +91,9 @@ def _part_columns(name: str, parts: Sequence[Part]) -> dict[str, object]:
     """Return the columns `tensor`, `component` and `layer` of a tensor.
 
     Args:
-        name: The name of the tensor. One of no module has the component "" and the layer -1.
-        parts: The modules of the model, which say where a tensor belongs.
+        name: The name of the tensor. A tensor outside all modules has the component "" and the
+            layer -1.
+        parts: The modules of the model, which know how the names of their tensors begin.
     """
     for part in parts:
         if name.startswith(part.prefixes):

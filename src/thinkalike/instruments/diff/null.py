@@ -112,7 +112,8 @@ def seconds_of_random_changes(weights: int) -> float:
             random_change(matrix - matrix, generator).add_(matrix)
 
     seconds = remembered_seconds("random changes of a matrix", change_of_each_kind)
-    return RUNS * seconds * weights / matrix.numel()
+    seconds_per_weight = seconds / matrix.numel()
+    return RUNS * weights * seconds_per_weight
 
 
 def run_null(
@@ -152,12 +153,12 @@ def run_null(
                 kl.append(divergence(batch.base_log_probabilities, predictions).cpu())
                 if with_shifts:
                     shift.add(batch.base_log_probabilities, predictions)
-            effects = torch.zeros(0)  # nothing reads the effects of random signs
+            contrasts = torch.zeros(0)  # nothing reads the contrasts of random signs
             if kind != SIGNS:
-                effects = observed.effects(model)
+                contrasts = observed.contrast_by_pair(model)
             null.kind.append(kind)
             null.kl.append(torch.cat(kl))
-            null.effects.append(effects)
+            null.effects.append(contrasts)
             if with_shifts:
                 null.shifts.append(shift.mean())
             if model is not observed.base:

@@ -63,7 +63,7 @@ class NullRuns:
         """
         return self._without_signs(self.kl)
 
-    def effects_without_random_signs(self) -> Float[Tensor, "r p"]:
+    def contrasts_without_random_signs(self) -> Float[Tensor, "r p"]:
         """Return the contrast of each pair of texts, in all runs but those with random signs."""
         return self._without_signs(self.effects)
 

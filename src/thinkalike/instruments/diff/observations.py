@@ -99,7 +99,7 @@ class Observations:
         """Return KL(base ‖ changed) in nats after each token of the first `n_first_rows` rows."""
         return self.kl()[: len(self.documents(self.n_first_rows))]
 
-    def effects(self, model: FrozenModel) -> Float[Tensor, " p"]:
+    def contrast_by_pair(self, model: FrozenModel) -> Float[Tensor, " p"]:
         """Return the contrast of each pair of texts, in nats; empty if there are no pairs.
 
         The two texts of a pair differ in a feature, such as number. The contrast is the log-odds
@@ -110,9 +110,9 @@ class Observations:
         """
         if self.contrasts is None:
             return torch.zeros(0)
-        texts, counterparts = self._prompts
-        # The counterpart has the feature; a gap is log P(up) - log P(down) of the continuations.
-        return gaps(model, counterparts) - gaps(model, texts)
+        texts_without_feature, texts_with_feature = self._prompts
+        # A gap is the log-odds of the two continuations after a text.
+        return gaps(model, texts_with_feature) - gaps(model, texts_without_feature)
 
     @cached_property
     def _prompts(self) -> tuple[EncodedPrompts, EncodedPrompts]:

@@ -76,7 +76,7 @@ def outcome_of_diff(observed: Observations) -> Outcome:
         modules,
         _scalars_of_diff(observed, classes, words),
         tables={name: table for name, table in tables.items() if len(table)},
-        blank=[*modules.columns, *BLANK],
+        blank=[*modules.columns, *BLANK],  # the columns that may have empty cells
     )
 
 

@@ -318,11 +318,12 @@ def table_of_words(observed: Observations) -> pd.DataFrame:
     contrasts = observed.contrasts
     if contrasts is None:
         return pd.DataFrame()
+    # Each word once, in the order of its first pair, in which `groups` numbers the words.
     words = list(dict.fromkeys(prompt.word for prompt in contrasts.texts))
     groups = contrasts.groups  # the index of the word of each pair
     counts = torch.bincount(groups)
-    before = observed.effects(observed.base)
-    change = observed.effects(observed.changed) - before
+    before = observed.contrast_by_pair(observed.base)
+    change = observed.contrast_by_pair(observed.changed) - before
     mean_before, mean_change = means_of_groups(torch.stack([before, change]), groups)
     half_width = _half_width(change, mean_change, groups, counts)
     columns = {
@@ -333,7 +334,7 @@ def table_of_words(observed: Observations) -> pd.DataFrame:
     }
     sorted_by = "change"
     if observed.null.effects:
-        null = means_of_groups(observed.null.effects_without_random_signs() - before, groups)
+        null = means_of_groups(observed.null.contrasts_without_random_signs() - before, groups)
         beyond, t, p = excess(mean_change, null)
         columns |= {"change_beyond_null": beyond, "t": t, "p": p, "q": false_discovery_rates(p)}
         sorted_by = "p"
@@ -362,7 +363,9 @@ def _half_width(
     squares = (change - mean_change[groups]).square()
     # Σ (x - mean)² / (n (n - 1)), where the mean of squares has the factor 1/n.
     variance_of_mean = means_of_groups(squares[None], groups)[0] / (counts - 1)
+    # A word with a single pair gets 1 degree of freedom, so that t is defined; t is not used.
     degrees_of_freedom = counts.clamp(min=2).numpy() - 1
+    # The quantile of a two-sided interval, corrected for the number of words.
     t = torch.from_numpy(stdtrit(degrees_of_freedom, 1 - LEVEL / 2 / len(counts)))
     return torch.where(counts > 1, t * variance_of_mean.sqrt(), math.inf)
 

@@ -96,11 +96,12 @@ def weights_in_words(table: pd.DataFrame) -> str:
 
 
 def _operation_in_words(tensor: EditedTensor) -> str:
-    """Return in brackets how a tensor was changed, and in which of its rows, heads and so on.
+    """Return in brackets how a tensor was changed, such as "(head 3 rounded to 4 bits)".
 
-    Such as "(rounded to 4 bits)". An operation without a phrase of its own is called by its name.
+    The rows, heads or other units that changed come first, if not all of the tensor changed. An
+    operation without a phrase of its own is called by its name.
     """
-    amount = tensor.amount
+    amount = tensor.amount  # its meaning depends on the operation: bits, a rank, a factor
     phrase_by_operation = {
         "low rank": f"changed by a matrix of rank {amount:.0f}",
         "rounded": f"rounded to {amount:.0f} bits",
@@ -135,7 +136,10 @@ def _amount_in_words(amount: float) -> str:
 
 
 def _share_in_words(share: float) -> str:
-    """Return a share in steps of 10 %, so that tensors with about the same one stand together."""
+    """Return a share in steps of 10 %, such as "about 30%".
+
+    Tensors are named together if the texts of their changes are equal; exact shares would differ.
+    """
     if 0 < share < LEAST_SHARE:
         return f"less than {LEAST_SHARE:.0%}"
     if 1 - LEAST_SHARE < share < 1:

@@ -209,6 +209,7 @@ class LayerPairComparison:
             pools: How many pools (batches over which the models run at once) the metrics hold.
         """
         metrics = {"metric": self.metric, "with_massive": self.with_massive}
+        # Within `sync_context`, the state of a metric is joined over all processes.
         with contextlib.ExitStack() as joined_states:
             for metric in metrics.values():
                 joined_states.enter_context(metric.sync_context(dist_sync_fn=metric.dist_sync_fn))

@@ -90,7 +90,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
 
     def draw(self, result: Result, folder: Path) -> None:
         """Draw a map of all layer pairs, or of components by layer if those are compared."""
-        about = screen.amount_in_words(result)
+        about = screen.amount_compared_in_words(result)
         if "components" not in result.tables:
             label = self.label(result)
             figures.layer_heatmaps(

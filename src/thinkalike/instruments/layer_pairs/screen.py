@@ -11,8 +11,8 @@ import pandas as pd
 from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.layer_pairs.equal_depth import (
     LayerName,
-    rows_across,
     rows_at_equal_depth,
+    rows_between_models,
 )
 from thinkalike.instruments.text_name import name_of_text
 from thinkalike.screen import (
@@ -49,15 +49,15 @@ class PairValue(NamedTuple):
         return f"layer {self.source_layer} with {self.target_layer}"
 
 
-def _row_of_most_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
-    """Return the row of the greatest similarity, or of the smallest distance."""
+def row_of_most_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
+    """Return the row with the greatest similarity, or, for a distance, with the smallest value."""
     index = rows["value"].argmin() if is_distance else rows["value"].argmax()
     return rows.iloc[int(index)]
 
 
-def _row_of_least_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
-    """Return the row of the least similarity, or of the greatest distance."""
-    return _row_of_most_similar(rows, not is_distance)
+def row_of_least_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
+    """Return the row with the least similarity, or, for a distance, with the greatest value."""
+    return row_of_most_similar(rows, not is_distance)
 
 
 def _value_and_chance_in_words(row: pd.Series) -> str:
@@ -98,8 +98,8 @@ def answer(label: str, across: pd.DataFrame, is_distance: bool) -> str:
     compared = rows_at_equal_depth(across)
     if compared.empty:
         return ""
-    most = _row_of_most_similar(compared, is_distance)
-    least = _row_of_least_similar(compared, is_distance)
+    most = row_of_most_similar(compared, is_distance)
+    least = row_of_least_similar(compared, is_distance)
     source = most["source"]
     target = most["target"]
     if source == target:
@@ -161,16 +161,16 @@ def _sentence_of_fall(label: str, compared: pd.DataFrame, is_distance: bool) -> 
     if is_distance:
         change = "rises"
         losses_of_similarity = differences
-    greatest = losses_of_similarity.max()
+    greatest_loss = losses_of_similarity.max()
     pairs = "Along the layer pairs of equal relative depth"
-    if not greatest > 0:
+    if not greatest_loss > 0:
         return f"{pairs}, {label} never {change}."
-    index = int(losses_of_similarity.argmax())
+    index = int(losses_of_similarity.argmax())  # from row `index` to row `index + 1`
     before, after = compared["source_layer"].iloc[index : index + 2]
     source = compared["source"].iloc[0]
     return (
         f"{pairs}, {label} {change} most between layers {before} and {after} of {source}, by "
-        f"{greatest:.3f}."
+        f"{greatest_loss:.3f}."
     )
 
 
@@ -187,7 +187,7 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
         is_distance: Whether smaller values mean more similar; the least similar pair then has the
             highest value.
     """
-    across = rows_across(result.details)
+    across = rows_between_models(result.details)
     is_same_layer = (across["source"] == across["target"]) & (
         across["source_layer"] == across["target_layer"]
     )
@@ -197,10 +197,10 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
         return []
 
     averaged = compared
-    if is_same_layer.any():
+    if is_same_layer.any():  # a model is compared with itself
         averaged = different_layers
     mean = float(averaged["value"].mean())
-    least = PairValue.of(_row_of_least_similar(compared, is_distance))
+    least = PairValue.of(row_of_least_similar(compared, is_distance))
     name = f"highest_{kind}" if is_distance else f"lowest_{kind}"
     return [
         Headline.with_ends(name, least.value, least.low, least.high, at=least.layers),
@@ -208,7 +208,7 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
     ]
 
 
-def amount_in_words(result: Result) -> str:
+def amount_compared_in_words(result: Result) -> str:
     """Return in words how much was compared.
 
     Such as "64 batches of 1,024 tokens, 58 documents", "8,000 words, 58 documents", or "1,018
@@ -256,7 +256,7 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
         result: The result, of two models or of one with itself.
         is_distance: Whether smaller values mean more similar.
     """
-    across = rows_across(result.details)
+    across = rows_between_models(result.details)
     sentence = answer(label, across, is_distance)
     has_control = "equivalent_bits" in result.tables
     if sentence and has_control:
@@ -291,9 +291,9 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
 
 def show_what_was_read(result: Result) -> None:
     """Print which text was read, how much was compared, and what intervals are over, if any."""
-    text = f"Computed on {amount_in_words(result)}."
+    text = f"Computed on {amount_compared_in_words(result)}."
     if "stimuli" not in result.provenance:
-        text = f"Computed on {name_of_text(result)}: {amount_in_words(result)}."
+        text = f"Computed on {name_of_text(result)}: {amount_compared_in_words(result)}."
     if result.details["low"].notna().any():
         units = "documents"
         if "stimuli" in result.provenance:

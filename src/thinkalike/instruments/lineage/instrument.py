@@ -224,6 +224,7 @@ def _facts_of_streams(comparison: Comparison) -> dict[str, object]:
     """
     heads = 0
     if comparison.source.heads and comparison.target.heads:
+        # The first block gives the number of heads of each block.
         heads = min(comparison.source.heads[0].heads, comparison.target.heads[0].heads)
     return {
         "source": comparison.source.name,

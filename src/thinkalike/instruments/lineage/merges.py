@@ -71,8 +71,8 @@ def _shared_blocks_by_block(
             block = pair.target if is_target else pair.source
             other_block = pair.source if is_target else pair.target
             # The strongest evidence has the smallest p-value, and then the most similar depth.
-            sort_key = (pair.test.log_p, abs(block.block - other_block.block), other_block)
-            strongest[block] = min(sort_key, strongest.get(block, sort_key))
+            evidence = (pair.test.log_p, abs(block.block - other_block.block), other_block)
+            strongest[block] = min(evidence, strongest.get(block, evidence))
         for block, (_, _, other_block) in strongest.items():
             is_same_shape = (block.units, block.width) == (other_block.units, other_block.width)
             if is_same_shape:

@@ -142,14 +142,14 @@ def _show_sentences(
 ) -> NamedInSentences:
     """Print in sentences what the features explain of one model.
 
-    Returns:
-        The layers and features that the sentences name, so that a table can show them.
-
     Args:
         model: The name of the model.
-        profiles: Its rows of the table of profiles.
-        scores: Its rows of the table of scores.
+        profiles: The importance of each feature in each layer of the model, a row for each.
+        scores: The held-out score of each layer of the model, a row for each.
         most_changes: How many changes over depth are named at most.
+
+    Returns:
+        The layers and features that the sentences name, so that a table can show them.
     """
     best = scores.iloc[int(scores["score"].argmax())]
     peak = profiles.iloc[int(profiles["importance"].argmax())]

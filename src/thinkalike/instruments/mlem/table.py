@@ -154,10 +154,10 @@ def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFra
     """
     levels_by_feature = stimuli.codes().levels
     tables = []
-    for feature_index, level_codes, weights, _ in model.level_weights_:
-        feature = stimuli.names[feature_index]
+    for level_weights in model.level_weights_:  # one entry for each nominal feature
+        feature = stimuli.names[level_weights.feature]
         levels = []
-        for code in level_codes.tolist():  # the index of the level; NaN for missing values
+        for code in level_weights.values.tolist():  # the index of a level; NaN: missing values
             if np.isnan(code):
                 levels.append("missing")
             else:
@@ -165,7 +165,7 @@ def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFra
         first, second = np.triu_indices(len(levels), 1)  # each pair of different levels once
         first_levels = [levels[index] for index in first]
         second_levels = [levels[index] for index in second]
-        weights_of_pairs = weights[:, first, second]  # (layer, pair of levels)
+        weights_of_pairs = level_weights.weights[:, first, second]  # (layer, pair of levels)
         table = repeated_rows(rows, "level", first_levels, weight=weights_of_pairs)
         tables.append(table.assign(feature=feature, other_level=second_levels * len(rows)))
     if not tables:

@@ -314,9 +314,11 @@ def greatest_at_each_pair(values: Sequence[Values]) -> Values:
     chosen whose value on all documents (replicate 0), as a mean of both directions, is greatest.
     """
     stacked = torch.stack(list(values))  # (similarity, pair, direction, replicate)
-    index_of_greatest = stacked[..., 0].mean(-1).argmax(0)  # (pair)
+    value_of_all_documents = stacked[..., 0].mean(-1)  # (similarity, pair)
+    index_of_greatest = value_of_all_documents.argmax(0)  # (pair)
+    # Both indices have an entry for each pair, so that one similarity is taken at each pair.
     pair_indices = torch.arange(stacked.shape[1])
-    return stacked[index_of_greatest, pair_indices]
+    return stacked[index_of_greatest, pair_indices]  # (pair, direction, replicate)
 
 
 def difference_interval(difference: Float[Tensor, "l replicates"]) -> Estimate:

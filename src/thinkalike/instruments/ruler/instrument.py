@@ -115,12 +115,12 @@ class RulerConfig(MeasureConfig):
         """The names and folders of the models that are calibration points."""
         return [name for name in self.calibration_points if name not in OWN_POINTS]
 
-    def further_of(self, model: StateSource) -> list[str]:
+    def further_points_of(self, model: StateSource) -> list[str]:
         """Return the names of a model's further calibration points, besides rounded copies.
 
         A calibration point is something that the model is compared with, such as its own layer
         some blocks away. "k blocks away" is left out if the model has fewer than 2k blocks, as
-        some of its layers then have no layer that is k blocks away.
+        some of its layers then have no layer that is k blocks away, before or after them.
         """
         points = []
         for word in self.calibration_points:
@@ -234,7 +234,7 @@ class RulerInstrument(
                 readers=readers,
                 keeps_massive=measure.massive == "keep",
             )
-        values = measure_calibration_points(comparison, models, work, measure.further_of)
+        values = measure_calibration_points(comparison, models, work, measure.further_points_of)
         log_left_out_words(comparison)
 
         scalars = comparison.numbers()

@@ -145,6 +145,7 @@ class Words:
                 "more text"
             )
         warn_of_few_documents(data, documents)
+        # Documents are numbered such that the number modulo 10 is the document's fold.
         self.documents = numbered_by_part(self.text.owners)
         self.forms = self.text.forms
 
@@ -164,7 +165,7 @@ class Words:
         """
         different_layers = list(dict.fromkeys(layers))
         piece_indices = torch.arange(len(self.text.texts))
-        batches = []
+        batches = []  # for each batch of pieces of text, the states of its words at each layer
         for indices in counted(piece_indices.split(PIECES_PER_PASS), "batch"):
             text = self.text.select(indices)
             batches.append(word_states(model, text, different_layers))
@@ -229,10 +230,10 @@ class WordComparison(RulerComparison):
         self._mixing_of_model: dict[StateSource, TokenMixing] = {}
         for model in dict.fromkeys(models):  # once where a model is compared with itself
             self._mixing_of_model[model] = TokenMixing(model)
-        self._positions = []
-        self._bags: list[Tensor] = []
+        self._positions = []  # the token position of each word, for each model
+        self._bags: list[Tensor] = []  # weighted sums of earlier embeddings, (words, d) each
         for mixing in self._mixing_of_model.values():
-            (positions,) = words.states(mixing, [POSITION])
+            (positions,) = words.states(mixing, [POSITION])  # (words, 1)
             self._positions.append(positions[:, 0].long())
         for mixing in self._mixing_of_model.values():
             self._bags += words.states(mixing, list(BAGS))
@@ -311,7 +312,9 @@ class WordComparison(RulerComparison):
         compared = len(self.residual.rows)
         if compared < fewest:
             words_read = len(self.words.forms)
-            hundreds_of_words = math.ceil(fewest * words_read / compared / 100)
+            # Of the words that are read, only some are compared; the number is rounded up.
+            words_needed = fewest * words_read / compared
+            hundreds_of_words = math.ceil(words_needed / 100)
             raise DataError(
                 f"R² needs about {100 * hundreds_of_words:,} words for models of width {width:,}, "
                 f"and has {words_read:,}: {self.words.remedy}"

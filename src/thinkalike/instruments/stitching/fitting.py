@@ -146,7 +146,8 @@ def _trained_stitches(
     )
     _train(module, data, setting.target, run, loggers)
 
-    # The stitches of the layer pairs come first, and then those beside them in their order.
+    # The stitches of the layer pairs come first, and then those beside them in their order. Each
+    # slice takes the next ones from the iterator.
     stitches = iter(module.stitches)
     maps = list(islice(stitches, len(pairs)))
     beside = {name: list(islice(stitches, len(fits))) for name, fits in fits_beside.items()}
@@ -177,6 +178,8 @@ def _further_fits(setting: StitchSetting, untrained: ClosedForms | None) -> dict
         untrained: The closed forms of an untrained source; None: there is no such control.
     """
     source = setting.source
+    # A fit is the model whose states are read, its layer, the target's layer, and a factor of the
+    # learning rate.
     fits = {}
     for factor in setting.config.lr_multiples:
         fits[f"lr_x{factor:g}"] = [
@@ -283,7 +286,7 @@ def _start_from_closed_forms(
             start_by_fit[source, layer, target_layer] = start
     starts = []
     for index, stitch_fit in enumerate(module.fits):
-        key = (stitch_fit.reads, stitch_fit.layer, stitch_fit.depth)
+        key = (stitch_fit.reads, stitch_fit.layer, stitch_fit.depth)  # depth: the target's layer
         if key in start_by_fit:
             starts.append((index, start_by_fit[key]))
     module.start_from(starts)

@@ -168,6 +168,8 @@ def _controls_of_other_models(
     """
     setting = forms.setting
     identity = identity_maps(setting.target, setting.layer_pairs)
+    # A control has what gives the states, a map of them for each layer pair, and whose tokens and
+    # layers it reads. Mean states are the target's own, so that no map is needed.
     controls = {"token_mean": Control(means.of_current_token, identity, "target")}
     if setting.config.controls:
         controls["bigram_mean"] = Control(means, identity, "target")

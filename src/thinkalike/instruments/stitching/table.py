@@ -133,17 +133,17 @@ def bytes_by_document(
 
 
 def loss_sums_of_seeds(sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs seeds documents"]:
-    """Return the loss of φ summed over each document, for the φ of every seed.
+    """Return the loss of the stitched model summed over each document, for every seed.
 
     Args:
-        sums: Sums over documents by name: `stitch` is φ of the first seed, and names that begin
-            with `seed_` are φ of further seeds.
+        sums: Sums over documents by name: `stitch` is the loss with the trained map φ of the first
+            seed, and names that begin with `seed_` are the losses with φ of further seeds.
     """
-    losses = []
+    losses_of_seeds = []
     for name, loss in sums.items():
         if name == "stitch" or name.startswith("seed_"):
-            losses.append(loss)
-    return torch.stack(losses, 1)
+            losses_of_seeds.append(loss)  # (pairs, documents)
+    return torch.stack(losses_of_seeds, 1)
 
 
 def bytes_as_counts(sizes: Int[Tensor, " documents"]) -> Float[Tensor, " documents"]:
