@@ -131,6 +131,7 @@ class LayerR2(
         words = config.measure_as(R2Config).words
         words_needed = fewest_words_for_r2(shape.width for shape in shapes.values())
         fewest = min(words_needed, words)
+        # Each reduction has a number of layer pairs, and a number that divides the amount of text.
         for layers, divisor in REDUCTIONS:
             settings = setting_of_fewer_layers(layers, shapes)
             if divisor > 1:
@@ -268,6 +269,7 @@ def _residual_and_plain_r2(
     """
     sources, targets = comparison.states
     if is_itself:
+        # If both lists are one object, each pair of layers is fitted once.
         targets = sources
     residual = r2_of_every_layer_pair(
         sources, targets, comparison.residual.predictor, "layer pair"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -20,6 +21,16 @@ from thinkalike.models.families import Place
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part
 from thinkalike.states.contrasts import Contrasts, EncodedPrompts, encode_prompts, gaps
+
+
+class MoveBeyondControl(NamedTuple):
+    """How much farther modules moved than in the continued-training control."""
+
+    z_scores: Float[Tensor, " parts"]
+    """How far each module moved beyond the copies that were trained further."""
+
+    p_value: float
+    """The p-value of the module with the largest z-score, corrected for this choice."""
 
 
 @dataclass
@@ -134,16 +145,19 @@ class Observations:
         return bool(self.null.moves and self.parts_compared_with_control)
 
     @cached_property
-    def move_beyond_control(self) -> tuple[Float[Tensor, " parts"], float]:
-        """How much farther each module moved than in the control, and a p-value.
+    def move_beyond_control(self) -> MoveBeyondControl:
+        """How much farther modules moved than in copies of the base that were trained further.
 
-        The control is copies of the base whose training was continued, called forks. The first
-        value has a z-score for each module of `parts_compared_with_control`: how far its weights
-        moved, beside the other modules of the same model, against the same number in the forks.
-        The p-value is that of the module with the largest z-score, corrected for this choice.
+        There is a z-score for each module of `parts_compared_with_control`. Only how far a module
+        moved relative to the other modules of the same model counts, as a different learning rate
+        moves all of them farther.
         """
-        moves_of_forks = []
+        moves_of_copies = []
         for moves in self.null.moves:
-            moves_of_forks.append([PartMove(weights, largest) for weights, largest in moves])
+            moves_of_copy = []
+            for weights, log_singular_value in moves:
+                moves_of_copy.append(PartMove(weights, log_singular_value))
+            moves_of_copies.append(moves_of_copy)
         moves_of_change = part_moves(self.base, self.changed, self.parts_compared_with_control)
-        return beyond_forks(moves_of_change, moves_of_forks)
+        z_scores, p_value = beyond_forks(moves_of_change, moves_of_copies)
+        return MoveBeyondControl(z_scores, p_value)

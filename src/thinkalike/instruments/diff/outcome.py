@@ -139,8 +139,7 @@ def _scalars_of_diff(
         scalars["contrast_base"] = words["before"].mean()
         scalars["contrast_change"] = words["change"].mean()
     if observed.has_continued_training_control:
-        _, p = observed.move_beyond_control
-        scalars["p_of_farthest_module"] = p
+        scalars["p_of_farthest_module"] = observed.move_beyond_control.p_value
     return scalars | _exit_statuses(observed.margin, scalars, {"class": classes, "word": words})
 
 

@@ -84,9 +84,9 @@ def table_of_modules(observed: Observations) -> pd.DataFrame:
         rows.append(row)
     table = pd.DataFrame(rows)
     if observed.has_continued_training_control:
-        excess_of_modules, _ = observed.move_beyond_control
+        z_scores = observed.move_beyond_control.z_scores
         is_compared = [part in observed.parts_compared_with_control for part in parts]
-        table.loc[is_compared, "weight_change_beyond_control"] = excess_of_modules.numpy()
+        table.loc[is_compared, "weight_change_beyond_control"] = z_scores.numpy()
     return table
 
 
@@ -266,12 +266,12 @@ def table_of_tokens(observed: Observations) -> pd.DataFrame:
 
 
 def table_of_classes(observed: Observations) -> pd.DataFrame:
-    """Return a row for each kind of token, such as numbers: the mean KL of predictions there.
+    """Return a row for each kind of token, such as numbers: the mean KL after tokens of this kind.
 
-    The KL is that of the changed model's prediction of the next token from the base's. Kinds that
-    occur in fewer than `FEWEST_GROUPS` documents are left out, as documents are the groups of the
-    intervals, and the table is empty if all are. Greatest first. The intervals hold for all kinds
-    at once (Bonferroni).
+    It is KL(base ‖ changed) of the predictions of the next token. The kind with the greatest KL
+    comes first. Intervals are over documents and hold for all kinds at once (Bonferroni). Kinds
+    that occur in fewer than `FEWEST_GROUPS` documents are left out, and the table is empty if all
+    are.
     """
     documents = observed.documents()
     kl = observed.kl()

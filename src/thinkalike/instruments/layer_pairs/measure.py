@@ -289,5 +289,6 @@ def _described_model(model: StateSource, runs: ModelRuns) -> dict[str, str]:
         runs: Keeps the description for other jobs that run together. They may call the model by a
             different name; the returned description has the name of this job.
     """
+    # `text` calls `describe` unless it has a description under this key already.
     described = runs.text(("provenance", model.identity), model.describe)
     return {**described, "name": model.name}

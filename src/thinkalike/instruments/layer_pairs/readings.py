@@ -288,7 +288,7 @@ class BatchComparison(RulerComparison):
             model: A changed copy of a model, or a network that only mixes tokens.
             layers: What this model calls its layers.
         """
-        assert self._text.of is not None
+        assert self._text.of is not None  # reads the same rows of text with a different model
         return list(_batches_of_all_pools(self._text.of(model, layers)))
 
     def prepare_compared_rows(self) -> None:

@@ -213,7 +213,8 @@ def amount_compared_in_words(result: Result) -> str:
 
     Such as "64 batches of 1,024 tokens, 58 documents", "8,000 words, 58 documents", or "1,018
     stimuli". The size of a batch is a mean, as batches may hold fewer rows than the setting
-    `tokens_per_batch`. Results of earlier versions lack it, and it is left out.
+    `tokens_per_batch`. It is left out for results of earlier versions, which lack the number of
+    rows.
     """
     stimuli = result.provenance.get("stimuli")
     if stimuli:
@@ -297,8 +298,9 @@ def show_what_was_read(result: Result) -> None:
     if result.details["low"].notna().any():
         units = "documents"
         if "stimuli" in result.provenance:
-            is_group_each = result.scalars.get("documents") == result.scalars.get("rows")
-            units = "stimuli" if is_group_each else "groups of stimuli"
+            # Groups of stimuli are counted as documents, and stimuli as rows.
+            is_each_one_group = result.scalars.get("documents") == result.scalars.get("rows")
+            units = "stimuli" if is_each_one_group else "groups of stimuli"
         text += f" 95 % intervals are over {units}."
     show_text(text)
 

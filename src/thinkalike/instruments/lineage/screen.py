@@ -87,7 +87,11 @@ class BlockRun:
 
     @property
     def p(self) -> float:
-        """The largest p-value of these blocks; the smallest if they have no origin."""
+        """The largest p-value of these blocks; the smallest if they have no origin.
+
+        So it is the weakest evidence for the origins of these blocks, or the strongest evidence
+        among blocks that have none.
+        """
         values = [float(row["p_corrected"]) for row in self.rows]
         has_origin = self.shift is not None
         if has_origin:

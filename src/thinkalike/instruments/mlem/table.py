@@ -167,6 +167,7 @@ def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFra
         second_levels = [levels[index] for index in second]
         weights_of_pairs = level_weights.weights[:, first, second]  # (layer, pair of levels)
         table = repeated_rows(rows, "level", first_levels, weight=weights_of_pairs)
+        # All pairs of levels follow each other in the first layer, then in the second, and so on.
         tables.append(table.assign(feature=feature, other_level=second_levels * len(rows)))
     if not tables:
         return pd.DataFrame()

@@ -145,7 +145,7 @@ class Words:
                 "more text"
             )
         warn_of_few_documents(data, documents)
-        # Documents are numbered such that the number modulo 10 is the document's fold.
+        # Documents are numbered such that the number modulo 10 is the part of the jackknife.
         self.documents = numbered_by_part(self.text.owners)
         self.forms = self.text.forms
 

@@ -67,7 +67,9 @@ def fit_stitches(
     loggers: Sequence[Logger] = (),
     untrained: ClosedForms | None = None,
 ) -> FittedStitches:
-    """Train the map φ of every layer pair, or compute its closed form if the kind has one.
+    """Return the map φ of every layer pair, as the kind of stitch says.
+
+    It is trained, computed in closed form, or the identity.
 
     Args:
         forms: The setting (models, layer pairs and text), and the closed forms of its maps.

@@ -170,6 +170,7 @@ def settings_of_smaller_jobs(
     row_length = config.data.context or shortest_context
     evaluation_tokens = config.data.evaluation_tokens or REPORT_TOKENS
     is_training_chosen = not TRAINING_SETTINGS.isdisjoint(chosen)
+    # Each reduction has a number of layer pairs, and a number that divides the amount of text.
     for layers, divisor in REDUCTIONS:
         tokens = evaluation_tokens // divisor
         settings: dict[str, object] = {}
@@ -186,7 +187,7 @@ def settings_of_smaller_jobs(
         if tokens < LITTLE_REPORT and shortest_context > SHORT_ROW:
             # In shorter rows, the same number of tokens comes from more documents.
             settings["data.context"] = SHORT_ROW
-            settings["data.aligned"] = True
+            settings["data.aligned"] = True  # each row begins with a new document
         yield settings
 
 

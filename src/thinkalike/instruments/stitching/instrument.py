@@ -330,7 +330,7 @@ def _store_stitches(
     stitch = config.stitch
     widths = None
     rank = None
-    if stitch.trained:
+    if stitch.trained:  # by these, the modules of trained maps are made anew
         widths = (setting.source.d_model, setting.target.d_model)
         rank = stitch.rank
     facts = facts_of_stitches(

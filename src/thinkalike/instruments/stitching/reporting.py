@@ -174,6 +174,7 @@ def _controls_of_other_models(
     if setting.config.controls:
         controls["bigram_mean"] = Control(means, identity, "target")
     if untrained:
+        # If no stitch was trained from the untrained source, its maps are in closed form.
         maps = fits.beside.get(RANDOM_SOURCE) or untrained.maps("least_squares")
         controls[RANDOM_SOURCE] = Control(untrained.setting.source, maps, "source")
     return controls
@@ -209,6 +210,7 @@ def losses_of_copies(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Docu
             copy = rounded_copy(target, bits)
         loss = target_losses(copy, setting.corpus.report)
         del copy  # there is memory for one copy
+        # A copy costs at least `LEAST_COST`, so that a stitch that costs nothing is above it.
         negated_cost = min(float((target_loss - loss).sum() / tokens), -LEAST_COST)
         # Every stitch is compared with the same copy.
         negated_costs_of_copies[bits] = [negated_cost] * len(negated_costs)

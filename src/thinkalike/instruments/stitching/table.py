@@ -316,10 +316,11 @@ def left_to_gain(
 ) -> Float[Tensor, "pairs documents"]:
     """Return an upper bound on what training three times longer would gain, in nats by document.
 
-    The bound is `HALVES_LEFT` times what the second half of the steps gained. It holds if no later
-    sequence of as many steps gains more. There is no bound, and the value is NaN, in two cases,
-    unless the stitch costs nothing: if training has not settled, as gains grow in the first steps;
-    and if training made the map φ worse, so that the map that it started from was kept.
+    The bound is `HALVES_LEFT` times what the second half of the steps gained, as three times the
+    steps have four further halves. It holds if no later sequence of as many steps gains more.
+    There is no bound, and the value is NaN, in two cases, unless the stitch costs nothing: if
+    training has not settled, as gains grow in the first steps; and if training made the map φ
+    worse, so that the map that it started from was kept.
 
     Args:
         config: The map φ and its training.
