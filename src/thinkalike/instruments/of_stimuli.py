@@ -291,7 +291,7 @@ def stimuli_in_words(facts: Mapping[str, object]) -> str:
     return count if facts["source"] == IN_MEMORY else f"{count} of {facts['source']}"
 
 
-def warn_of_words(stimuli: Stimuli) -> None:
+def warn_of_features_confounded_with_words(stimuli: Stimuli) -> None:
     """Warn of each feature that can hardly be told from the identity of words."""
     for overlap in stimuli.confounded_with_words():
         log.warning("warning: %s: %s", stimuli.source, overlap)

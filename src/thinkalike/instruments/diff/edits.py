@@ -74,7 +74,7 @@ def edits_of(
                 changed_tokens = list(change.indices)
         rows.append(
             {
-                **_part_columns(name, parts),
+                **_columns_of_tensor_and_module(name, parts),
                 "operation": change.operation,
                 "size": change.size,
                 "spread": change.spread,
@@ -87,7 +87,7 @@ def edits_of(
     return pd.DataFrame(rows, columns=COLUMNS), changed_tokens
 
 
-def _part_columns(name: str, parts: Sequence[Part]) -> dict[str, object]:
+def _columns_of_tensor_and_module(name: str, parts: Sequence[Part]) -> dict[str, object]:
     """Return the columns `tensor`, `component` and `layer` of a tensor.
 
     Args:
@@ -127,7 +127,7 @@ def _removed_and_added(
     for name, operation in operation_of_tensor.items():
         rows.append(
             {
-                **_part_columns(name, parts),
+                **_columns_of_tensor_and_module(name, parts),
                 "operation": operation,
                 "size": math.nan,
                 "spread": math.nan,

@@ -228,7 +228,7 @@ class DiffInstrument(
             min(rows_per_part, len(text.rows)),
             measure.margin,
             contrasts=contrasts,
-            exact={"weights": differences.weights, "settings": differences.settings},
+            difference_tables={"weights": differences.weights, "settings": differences.settings},
             changed_tokens=differences.tokens,
         )
         _run_models_and_null(observed, measure, differences.parts, text.fit, work)
@@ -332,7 +332,7 @@ def _run_models_and_null(
     with work.phase("both models"):
         batches = observed.read()
     with work.phase("changed tokens"):
-        observed.unread = numbers_after_unread_tokens(
+        observed.unread_token_numbers = numbers_after_unread_tokens(
             base, changed, observed.rows, observed.changed_tokens
         )
     if parts:

@@ -44,13 +44,14 @@ class Observations:
             for the null, which take many passes.
         margin: The margins of equivalence.
         contrasts: The pairs of texts, if there are any.
-        exact: The tables of the weights and settings that differ.
+        difference_tables: The tables of the weights and settings that differ.
         changed_tokens: The tokens whose row of the embedding differs.
         parts: What the exchange of each module that differs does.
         outputs: What the exchange of each output alone does.
         null: What random changes of the same size do, or copies that were trained further (forks).
         changes: What the change does at each token, by batch.
-        unread: What follows changed tokens that the text lacks, by the name of a headline number.
+        unread_token_numbers: What follows changed tokens that the text lacks, by the name of a
+            headline number.
         directions: The rows of the table of principal directions.
         taught_tables: The tables that say what was taught.
         taught_numbers: The headline numbers that say so.
@@ -62,13 +63,13 @@ class Observations:
     n_first_rows: int
     margin: Mapping[str, float | None]
     contrasts: Contrasts | None = None
-    exact: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    difference_tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     changed_tokens: Sequence[int] = ()
     parts: dict[Part, PartChanges] = field(default_factory=dict)
     outputs: dict[Place, PartChanges] = field(default_factory=dict)
     null: NullRuns = field(default_factory=NullRuns)
     changes: list[Change] = field(default_factory=list)
-    unread: dict[str, float] = field(default_factory=dict)
+    unread_token_numbers: dict[str, float] = field(default_factory=dict)
     directions: list[dict[str, object]] = field(default_factory=list)
     taught_tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     taught_numbers: Mapping[str, float] = field(default_factory=dict)

@@ -55,7 +55,7 @@ EFFECTS = ("onset", "restoring_effect", "transplanting_effect", "mean_effect")
 NUMBERS_OF_MODULE = ("relative_weight_change", *EFFECTS)
 
 
-def row_of_equal_part(part: Part) -> dict[str, object]:
+def row_of_unchanged_module(part: Part) -> dict[str, object]:
     """Return the row of a module whose weights are equal in both models: all numbers are 0."""
     numbers = dict.fromkeys(NUMBERS_OF_MODULE, 0.0)
     return {"component": part.component, "layer": part.layer, **numbers}
@@ -76,7 +76,7 @@ def table_of_modules(observed: Observations) -> pd.DataFrame:
     parts = parts_of(observed.base)
     rows = []
     for part in parts:
-        row = row_of_equal_part(part)
+        row = row_of_unchanged_module(part)
         if part in observed.parts:
             row |= dict.fromkeys(EFFECTS, math.nan)
             row["relative_weight_change"] = _relative_change(observed, part.paths)

@@ -29,7 +29,7 @@ HOOK_POINT = rf"-?\d+\.(?:{'|'.join(get_args(Site))})(?:\.\d+)?$"
 """Matches the names of hook points, LAYER.SITE or LAYER.z.HEAD."""
 
 
-def components_of(across: pd.DataFrame, is_distance: bool) -> dict[str, pd.DataFrame]:
+def components_of(rows_of_both: pd.DataFrame, is_distance: bool) -> dict[str, pd.DataFrame]:
     """Return the table `components` by its name; {} unless layers are named for hook points.
 
     Models with the same hook points, such as a model and a changed copy, are compared point by
@@ -37,25 +37,25 @@ def components_of(across: pd.DataFrame, is_distance: bool) -> dict[str, pd.DataF
     the same site, in whatever layer and head. There is no table where no site is the same.
 
     Args:
-        across: The rows of a table of layer pairs that compare two models.
+        rows_of_both: The rows of a table of layer pairs that compare two models.
         is_distance: Whether smaller values mean more similar.
     """
-    sources = across["source_layer"]
-    targets = across["target_layer"]
-    if across.empty or not (_are_hook_points(sources) and _are_hook_points(targets)):
+    sources = rows_of_both["source_layer"]
+    targets = rows_of_both["target_layer"]
+    if rows_of_both.empty or not (_are_hook_points(sources) and _are_hook_points(targets)):
         return {}
 
     # Column 0 is the layer, and column 1 the component: "2.z.0" is head 0 of site z in layer 2.
     source_names = sources.str.split(".", n=1, expand=True)
     target_names = targets.str.split(".", n=1, expand=True)
-    rows = across[["source", "target"]].assign(
+    rows = rows_of_both[["source", "target"]].assign(
         layer=source_names[0].astype(int),
         component=source_names[1],
         target_layer=target_names[0].astype(int),
         target_component=target_names[1],
-        value=across["value"],
-        low=across["low"],
-        high=across["high"],
+        value=rows_of_both["value"],
+        low=rows_of_both["low"],
+        high=rows_of_both["high"],
     )
 
     if set(sources) == set(targets):

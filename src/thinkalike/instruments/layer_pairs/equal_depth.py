@@ -30,30 +30,30 @@ def at_equal_depth(table: pd.DataFrame) -> pd.DataFrame:
     If there are no such rows, as for a single layer that is compared with itself, all rows that
     compare the two models are returned.
     """
-    across = rows_between_models(table)
-    compared = rows_at_equal_depth(across)
+    rows_of_both = rows_between_models(table)
+    compared = rows_at_equal_depth(rows_of_both)
     if compared.empty:
-        return across
+        return rows_of_both
     return compared
 
 
-def rows_at_equal_depth(across: pd.DataFrame) -> pd.DataFrame:
+def rows_at_equal_depth(rows_of_both: pd.DataFrame) -> pd.DataFrame:
     """Return the row of each source layer with the target layer of the closest relative depth.
 
     If a model is compared with itself, return the row of each layer with the next one instead.
 
     Args:
-        across: The rows of a table that compare the two models. Pairs without a row or a value
-            are left out.
+        rows_of_both: The rows of a table that compare the two models. Pairs without a row or a
+            value are left out.
     """
-    sources = across["source_layer"].unique().tolist()
-    targets = across["target_layer"].unique().tolist()
-    is_itself = across["source"].iloc[0] == across["target"].iloc[0]
+    sources = rows_of_both["source_layer"].unique().tolist()
+    targets = rows_of_both["target_layer"].unique().tolist()
+    is_itself = rows_of_both["source"].iloc[0] == rows_of_both["target"].iloc[0]
     if is_itself:
         pairs = list(itertools.pairwise(sources))
     else:
         pairs = _pairs_at_equal_depth(sources, targets)
-    by_layers = across.set_index(["source_layer", "target_layer"])
+    by_layers = rows_of_both.set_index(["source_layer", "target_layer"])
     # A pair without a row in the table gets a row of NaN, and is dropped.
     return by_layers.reindex(pairs).dropna(subset="value").reset_index()
 

@@ -81,7 +81,7 @@ def _layer_pair_in_words(row: pd.Series) -> str:
     return f"layer {source_layer} of {row['source']} and layer {target_layer} of {row['target']}"
 
 
-def answer(label: str, across: pd.DataFrame, is_distance: bool) -> str:
+def answer(label: str, rows_of_both: pd.DataFrame, is_distance: bool) -> str:
     """Return in a sentence at which layers models are most similar, and at which least.
 
     Only layers of equal relative depth are considered, or consecutive layers where a model is
@@ -89,13 +89,13 @@ def answer(label: str, across: pd.DataFrame, is_distance: bool) -> str:
 
     Args:
         label: What tables and figures call the measure.
-        across: The rows of a table of layer pairs that compare the two models.
+        rows_of_both: The rows of a table of layer pairs that compare the two models.
         is_distance: Whether smaller values mean more similar.
 
     Returns:
         The sentence; "" for a single layer that is compared with itself.
     """
-    compared = rows_at_equal_depth(across)
+    compared = rows_at_equal_depth(rows_of_both)
     if compared.empty:
         return ""
     most = row_of_most_similar(compared, is_distance)
@@ -187,12 +187,12 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
         is_distance: Whether smaller values mean more similar; the least similar pair then has the
             highest value.
     """
-    across = rows_between_models(result.details)
-    is_same_layer = (across["source"] == across["target"]) & (
-        across["source_layer"] == across["target_layer"]
+    rows_of_both = rows_between_models(result.details)
+    is_same_layer = (rows_of_both["source"] == rows_of_both["target"]) & (
+        rows_of_both["source_layer"] == rows_of_both["target_layer"]
     )
-    different_layers = across[~is_same_layer]
-    compared = rows_at_equal_depth(across)
+    different_layers = rows_of_both[~is_same_layer]
+    compared = rows_at_equal_depth(rows_of_both)
     if compared.empty:
         return []
 
@@ -257,33 +257,33 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
         result: The result, of two models or of one with itself.
         is_distance: Whether smaller values mean more similar.
     """
-    across = rows_between_models(result.details)
-    sentence = answer(label, across, is_distance)
+    rows_of_both = rows_between_models(result.details)
+    sentence = answer(label, rows_of_both, is_distance)
     has_control = "equivalent_bits" in result.tables
     if sentence and has_control:
         show_text(f"By its values alone, which the control may explain: {sentence}")
     elif sentence:
         show_text(sentence)
 
-    sources = across["source_layer"].unique()
-    targets = across["target_layer"].unique()
-    source = across["source"].iloc[0]
-    target = across["target"].iloc[0]
+    sources = rows_of_both["source_layer"].unique()
+    targets = rows_of_both["target_layer"].unique()
+    source = rows_of_both["source"].iloc[0]
+    target = rows_of_both["target"].iloc[0]
     is_itself = source == target
     if len(sources) * len(targets) > 1:
         models = f"{source} (rows) and {target} (columns)"
         if is_itself:
             models = f"the layers of {source}"
         show_note(f"{capitalised(label)} of {models}:")
-        values = across.pivot(index="source_layer", columns="target_layer", values="value")
+        values = rows_of_both.pivot(index="source_layer", columns="target_layer", values="value")
         show_map(values.loc[sources, targets], is_distance)
         show_layer_note(result)
     elif not sentence:
-        row = across.iloc[0]
+        row = rows_of_both.iloc[0]
         value = _value_and_chance_in_words(row)
         show_text(f"{capitalised(label)} of {_layer_pair_in_words(row)} with itself is {value}.")
 
-    compared = rows_at_equal_depth(across)
+    compared = rows_at_equal_depth(rows_of_both)
     if len(compared) > 1 and not is_itself:
         show_text(_sentence_of_fall(label, compared, is_distance))
     _show_groups_and_null(label, result)

@@ -48,7 +48,7 @@ from thinkalike.instruments.of_stimuli import (
     stimuli_facts,
     stimuli_in_words,
     stimulus_states_to_compare,
-    warn_of_words,
+    warn_of_features_confounded_with_words,
 )
 from thinkalike.job import Outcome, Work
 from thinkalike.job.inputs import Inputs
@@ -125,7 +125,7 @@ class FeatureProfiles(
             )
         stimuli = compared.stimuli
         sides = compared.sides
-        warn_of_words(stimuli)
+        warn_of_features_confounded_with_words(stimuli)
         model, importance = fit_profiles(config, stimuli, sides)
 
         rows = rows_of_sides(sides)

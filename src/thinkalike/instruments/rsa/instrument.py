@@ -24,7 +24,7 @@ from thinkalike.instruments.of_stimuli import (
     stimuli_facts,
     stimuli_in_words,
     stimulus_states_to_compare,
-    warn_of_words,
+    warn_of_features_confounded_with_words,
 )
 from thinkalike.instruments.rsa.distances import RSAConfig, distances_of_sides
 from thinkalike.instruments.rsa.similarity import (
@@ -106,7 +106,7 @@ class RSA(
                 config, work.input("stimuli", Stimuli)
             )
         stimuli = compared.stimuli
-        warn_of_words(stimuli)
+        warn_of_features_confounded_with_words(stimuli)
         try:
             similarity, columns = _similarity(config, compared, with_massive)
         except ValueError as error:

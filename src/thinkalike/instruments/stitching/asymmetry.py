@@ -110,7 +110,7 @@ def add_unexplained(onward: Direction, back: Direction) -> None:
     that is lost when they are mapped to the target and back. Both are computed on the evaluation
     text; variance is about the mean of the fitting text.
     """
-    setting = onward.forms.setting
+    setting = onward.closed_forms.setting
     rows = setting.corpus.report
     device = setting.target.device
     maps = []
@@ -126,7 +126,7 @@ def add_unexplained(onward: Direction, back: Direction) -> None:
         setting.target,
         setting.layer_pairs,
         maps,
-        onward.forms.moments,
+        onward.closed_forms.moments,
         rows,
         batch_rows,
     )
