@@ -12,7 +12,7 @@ from torch import Tensor
 FORKS = "forks"
 """The kind of null whose models are copies of the base that were trained further."""
 
-SIGNS = "signs"
+RANDOM_SIGNS = "signs"
 """The kind of null whose changes stay at their entries."""
 
 
@@ -74,4 +74,4 @@ class NullRuns:
             values: The values of each run.
         """
         runs = zip(self.kind, values, strict=True)
-        return torch.stack([values_of_run for kind, values_of_run in runs if kind != SIGNS])
+        return torch.stack([values_of_run for kind, values_of_run in runs if kind != RANDOM_SIGNS])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinkalike.evaluation.columns import document_counts, interval_columns
 from thinkalike.evaluation.document_means import mean_over_documents
-from thinkalike.instruments.diff.null_runs import SIGNS
+from thinkalike.instruments.diff.null_runs import RANDOM_SIGNS
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.tables import (
     BOUNDS,
@@ -132,7 +132,7 @@ def _scalars_of_diff(
         scalars["kl_of_compared_tokens"] = float(kl_of_part)
         scalars["compared_tokens"] = float(tokens_of_part)
     for kind in observed.null.kinds:
-        name = "signs" if kind == SIGNS else "null"
+        name = "signs" if kind == RANDOM_SIGNS else "null"
         runs = observed.null.kl_of_kind(kind).double().mean(1)
         scalars |= _numbers_of_comparison_with_null(name, kl_of_part, runs)
     if len(words):

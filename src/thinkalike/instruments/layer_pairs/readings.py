@@ -34,7 +34,7 @@ from thinkalike.instruments.ruler.calibration_points import (
     greatest_at_each_pair,
     measure_calibration_points,
 )
-from thinkalike.instruments.ruler.instrument import DEPTHS
+from thinkalike.instruments.ruler.instrument import MOST_LAYER_PAIRS
 from thinkalike.instruments.ruler.screen import sentence_of_pairs_above_control, show_bit_widths
 from thinkalike.instruments.ruler.table import BLANK, calibration_points_table, ruler_table
 from thinkalike.job import Outcome, Work
@@ -61,7 +61,7 @@ ROW_DIMENSIONS = 2
 def layer_pairs_with_bit_widths(
     layers: LayerChoice, source_layers: int, target_layers: int
 ) -> list[tuple[int, int]]:
-    """Return the layer pairs whose equivalent bit width is computed: at most `DEPTHS` of them.
+    """Return the layer pairs whose equivalent bit width is computed, at most `MOST_LAYER_PAIRS`.
 
     The equivalent bit width of a pair is the number of bits to which a model's weights are rounded
     in a copy that is as similar to it as the other model. The pairs are spaced evenly among those
@@ -72,9 +72,9 @@ def layer_pairs_with_bit_widths(
         source_layers, target_layers: How many layers the models have.
     """
     if layers in ("same", "all"):
-        return layers_at_depths(DEPTHS, source_layers, target_layers)
+        return layers_at_depths(MOST_LAYER_PAIRS, source_layers, target_layers)
     pairs = pairs_of_layers(layers, source_layers, target_layers)
-    evenly_spaced = layers_at_depths(DEPTHS, len(pairs), len(pairs))
+    evenly_spaced = layers_at_depths(MOST_LAYER_PAIRS, len(pairs), len(pairs))
     return [pairs[index] for index, _ in evenly_spaced]
 
 

@@ -39,7 +39,7 @@ REFERENCE = "split_half_reference"
 REFERENCE_OF_WORDS = "split_half_reference_of_words"
 """The column of the split-half reference of words."""
 
-GIVEN_WORD = (
+COLUMNS_GIVEN_WORD = (
     "conditional_on_word",
     "conditional_on_word_low",
     "conditional_on_word_high",
@@ -223,7 +223,7 @@ def importance_given_word(
         return {}
     n_layers = len(states_of_all_layers(sides))
     # Axes: (importance and the ends of its interval, layer, feature).
-    values = np.full((len(GIVEN_WORD), n_layers, len(stimuli.names)), nan)
+    values = np.full((len(COLUMNS_GIVEN_WORD), n_layers, len(stimuli.names)), nan)
     for overlap in overlaps:
         values[:, :, stimuli.names.index(overlap.feature)] = 0.0
 
@@ -241,7 +241,10 @@ def importance_given_word(
         for feature in varying_features:
             index = stimuli.names.index(feature)
             values[:, :, index] = fitted[:, :, index].numpy()
-    return {name: column.flatten() for name, column in zip(GIVEN_WORD, values, strict=True)}
+    columns: Columns = {}
+    for name, column in zip(COLUMNS_GIVEN_WORD, values, strict=True):
+        columns[name] = column.flatten()  # a value for each layer and feature
+    return columns
 
 
 def _with_words_as_feature(stimuli: Stimuli) -> tuple[Stimuli, str]:

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 
 from thinkalike.data.stimuli import Stimuli
-from thinkalike.instruments.mlem.fitting import GIVEN_WORD, REFERENCE, REFERENCE_OF_WORDS
+from thinkalike.instruments.mlem.fitting import COLUMNS_GIVEN_WORD, REFERENCE, REFERENCE_OF_WORDS
 from thinkalike.instruments.mlem.settings import MLEMConfig
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.mlem.encoding_model import MLEM
@@ -18,7 +18,7 @@ from thinkalike.tables import matrix_rows, repeated_rows
 
 log = logging.getLogger(__name__)
 
-SHARE = "share_of_reference"
+SHARE_OF_REFERENCE = "share_of_reference"
 """The column of the share of the split-half reference that a score is."""
 
 
@@ -29,12 +29,12 @@ def _names_with_ends(name: str) -> tuple[str, str, str]:
 
 BLANK = (
     "alpha",
-    SHARE,
+    SHARE_OF_REFERENCE,
     *_names_with_ends(REFERENCE),
     *_names_with_ends(REFERENCE_OF_WORDS),
     "p",
     "p_corrected",
-    *GIVEN_WORD,
+    *COLUMNS_GIVEN_WORD,
 )
 """Columns that may have empty cells."""
 
@@ -101,7 +101,7 @@ def with_share_of_reference(scores: pd.DataFrame) -> pd.DataFrame:
         return scores
     reference = scores[REFERENCE]
     share = scores["score"] / reference.where(reference > 0)
-    return scores.assign(**{SHARE: share})
+    return scores.assign(**{SHARE_OF_REFERENCE: share})
 
 
 def similarity_table(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:

@@ -40,7 +40,7 @@ UNTRAINED = "untrained"
 """The calibration point of the same architecture with new initial weights and the model's own
 embedding."""
 
-TEXT = "other text"
+OTHER_TEXT = "other text"
 """The calibration point of the model's own states of other text."""
 
 MIXING = "local mixing"

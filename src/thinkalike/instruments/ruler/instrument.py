@@ -16,7 +16,7 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues, setti
 from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.ruler.calibration_points import (
     BLOCKS_AWAY,
-    TEXT,
+    OTHER_TEXT,
     check_has_ruler,
     measure_calibration_points,
 )
@@ -61,13 +61,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEPTHS = 5
+MOST_LAYER_PAIRS = 5
 """So many layer pairs of equal relative depth are compared, unless `layers=` names some."""
 
 OWN_POINTS: Mapping[str, Sequence[str]] = {
     "bits": (),
     "layers": tuple(BLOCKS_AWAY),
-    "text": (TEXT,),
+    "text": (OTHER_TEXT,),
 }
 """The calibration points that the words of the setting `calibration_points` stand for; any other
 word names a model. Copies of fewer bits are always there."""
@@ -184,7 +184,7 @@ class RulerInstrument(
         At each layer pair, maps are fitted between the two models, and between each model and each
         of its rounded copies.
         """
-        layer_pairs = DEPTHS
+        layer_pairs = MOST_LAYER_PAIRS
         if config.layers not in ("same", "all"):
             layer_pairs = len(config.layers)
         width = max(shape.width for shape in shapes.values())
@@ -296,8 +296,8 @@ class RulerInstrument(
 def _layer_pairs(layers: LayerChoice, models: Sequence[StateSource]) -> list[tuple[int, int]]:
     """Return the layer pairs that are compared.
 
-    For "same", the default, these are at most `DEPTHS` pairs of equal relative depth. A folder of
-    states may lack some layers; pairs with such a layer are not chosen.
+    For "same", the default, these are at most `MOST_LAYER_PAIRS` pairs of equal relative depth. A
+    folder of states may lack some layers; pairs with such a layer are not chosen.
 
     Args:
         layers: The setting `layers=`.
@@ -308,5 +308,5 @@ def _layer_pairs(layers: LayerChoice, models: Sequence[StateSource]) -> list[tup
         return pairs_of_layers(layers, source.n_layers, target.n_layers)
     have_all_layers = all(len(model.layers) == model.n_layers for model in models)
     if have_all_layers:
-        return layers_at_depths(DEPTHS, source.n_layers, target.n_layers)
-    return pairs_of_sources(DEPTHS, source, target)
+        return layers_at_depths(MOST_LAYER_PAIRS, source.n_layers, target.n_layers)
+    return pairs_of_sources(MOST_LAYER_PAIRS, source, target)

@@ -22,7 +22,7 @@ from thinkalike.evaluation.columns import document_counts
 from thinkalike.instruments.ruler.calibration_points import (
     BLOCKS_AWAY,
     MIXING,
-    TEXT,
+    OTHER_TEXT,
     UNTRAINED,
     RulerComparison,
     States,
@@ -65,7 +65,7 @@ PIECES_PER_PASS = 8
 MORE_WORDS = "raise measure.words, or give more text"
 """What an error about too few words tells the user to do."""
 
-WORDS_PER_ROW = 2
+WORDS_READ_PER_COMPARED_WORD = 2
 """So many words are read for each word that is compared: the others occur only once in their
 fifth of the documents, and have no mean state."""
 
@@ -97,7 +97,7 @@ def fewest_words_for_r2(widths: Iterable[int]) -> int:
     position_covariates = POSITION_FUNCTIONS * (len(widths) - 1)
     covariates = len(BAGS) * components + position_covariates
     # About half of the words that are read are compared.
-    return WORDS_PER_ROW * fewest_rows(max(widths), covariates)
+    return WORDS_READ_PER_COMPARED_WORD * fewest_rows(max(widths), covariates)
 
 
 class Words:
@@ -330,7 +330,7 @@ class WordComparison(RulerComparison):
         """
         model = self.models[side]
         layers = self.layers[side]
-        if calibration_point == TEXT:
+        if calibration_point == OTHER_TEXT:
             return []
         if calibration_point == MIXING:
             return self.words.states(self._mixing_of_model[model], CONTROLS)
@@ -363,7 +363,7 @@ class WordComparison(RulerComparison):
         what they share is chance.
         """
         predictors = self.predictors(side)
-        if calibration_point == TEXT:
+        if calibration_point == OTHER_TEXT:
             shifted_predictors = []
             for predictor in predictors:
                 half_of_words = len(predictor.states) // 2
@@ -481,7 +481,7 @@ def seconds_of_maps(words: int, width: int) -> tuple[float, float]:
         source, target = random_predictors(rows, 2)
         both_ways(source, target)
 
-    rows = words // WORDS_PER_ROW  # the words that are compared, of those that are read
+    rows = words // WORDS_READ_PER_COMPARED_WORD  # the words that are compared
     name = f"maps of width {width}"
     seconds_of_layer = seconds_of_rows(f"{name}, a layer", prepare_layer, rows, TIMED_ROWS)
     seconds_of_both = seconds_of_rows(f"{name}, a pair", compare_layers, rows, TIMED_ROWS)
