@@ -129,8 +129,8 @@ class Distance(
         if "components" in result.tables:
             super().draw(result, folder)
         else:
-            about = f"{amount_compared_in_words(result)}\nbars: 95 % intervals over documents"
-            figures.shifts(result.details, folder, about)
+            subtitle = f"{amount_compared_in_words(result)}\nbars: 95 % intervals over documents"
+            figures.shifts(result.details, folder, subtitle)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the layers first whose states differ most."""

@@ -115,10 +115,10 @@ class LayerR2(
         layer_counts = compared_layers_by_shape(config, shapes, has_embedding=measure.embed)
         source, target = source_and_target_shapes(shapes)
         width = max(source.width, target.width)
-        seconds_of_layer, seconds_of_pair = seconds_of_maps(measure.words, width)
+        seconds = seconds_of_maps(measure.words, width)
         layers = sum(layer_counts.values())
         pairs = layer_counts[source] * layer_counts[target]
-        return 2 * (seconds_of_layer * layers + seconds_of_pair * pairs)
+        return 2 * (seconds.per_layer * layers + seconds.per_pair * pairs)
 
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]

@@ -247,9 +247,9 @@ class DiffInstrument(
             # A third model may follow, if one was mixed in.
             base, changed = (model["name"] for model in result.provenance["models"][:2])
             documents = result.scalars["documents"]
-            about = f"bars: 95 % intervals over {documents:.0f} documents"
+            subtitle = f"bars: 95 % intervals over {documents:.0f} documents"
             names = f"{base} → {changed}"
-            figures.changes(result.details, result.tables["layers"], folder, names, about)
+            figures.changes(result.details, result.tables["layers"], folder, names, subtitle)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the modules first whose exchange has the largest effect on predictions."""

@@ -230,8 +230,8 @@ def amount_compared_in_words(result: Result) -> str:
     if "rows" not in result.scalars:
         return f"{batches_in_words}, {documents}"
     rows_per_batch = result.scalars["rows"] / batches
-    about = "" if rows_per_batch.is_integer() else "about "
-    rows_in_words = f"{about}{rows_per_batch:,.0f} {unit_of_rows(result)}"
+    approximately = "" if rows_per_batch.is_integer() else "about "
+    rows_in_words = f"{approximately}{rows_per_batch:,.0f} {unit_of_rows(result)}"
     return f"{batches_in_words} of {rows_in_words}, {documents}"
 
 

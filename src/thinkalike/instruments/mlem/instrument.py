@@ -201,9 +201,9 @@ class FeatureProfiles(
     def draw(self, result: Result, folder: Path) -> None:
         """Draw importances and scores by layer, and the similarity of layers if it is known."""
         stimuli = f"{result.provenance['stimuli']['count']:,} stimuli"
-        about = f"{stimuli}\nbands: 95 % intervals over folds"
+        subtitle = f"{stimuli}\nbands: 95 % intervals over folds"
         profiles, scores = self.profiles_and_scores_to_show(result)
-        figures.profiles(profiles, scores, folder, about=about)
+        figures.profiles(profiles, scores, folder, about=subtitle)
         if "similarity" in result.tables:
             by_title = {"weighted τ of profiles": result.tables["similarity"]}
             figures.similarity(by_title, folder, about=stimuli)

@@ -139,8 +139,8 @@ class RSA(
     def draw(self, result: Result, folder: Path) -> None:
         """Draw a map of the similarity of all layers."""
         label = NAMES_OF_COMPARATORS[result.config["measure"]["comparator"]]
-        about = f"{result.scalars['stimuli']:,.0f} stimuli"
-        figures.similarity({f"{label} of distances": result.details}, folder, about=about)
+        subtitle = f"{result.scalars['stimuli']:,.0f} stimuli"
+        figures.similarity({f"{label} of distances": result.details}, folder, about=subtitle)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the most similar layers first."""

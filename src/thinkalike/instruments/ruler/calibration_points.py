@@ -216,8 +216,8 @@ def _resumed_or_new_states(
     """Return the states of a calibration point that a stopped run of the job saved, or read them.
 
     A calibration point is a changed copy of a side's model, such as one rounded to 4 bits, or
-    another reader that the model is compared with. States that are read now are saved, so that the
-    job can resume.
+    something else that the model is compared with. States that are read now are saved, so that
+    the job can resume.
 
     Args:
         comparison: Reads the text with a calibration point.
@@ -244,7 +244,7 @@ def _next_calibration_point(
 ) -> str | None:
     """Return the name of the calibration point to measure next; None: there are enough.
 
-    A calibration point is a changed copy of the model, or another reader, that the model is
+    A calibration point is a changed copy of the model, or something else that the model is
     compared with. Local mixing (untrained networks that only mix earlier tokens) comes first, then
     rounded copies, the untrained copy, and what `further` names. Copies are rounded to further
     numbers of bits until the similarity of the two models, at each layer pair where it is above

@@ -189,11 +189,12 @@ class RulerInstrument(
             layer_pairs = len(config.layers)
         width = max(shape.width for shape in shapes.values())
         words = config.measure_as(RulerConfig).words
-        seconds_of_layer, seconds_of_pair = seconds_of_maps(words, width)
+        seconds = seconds_of_maps(words, width)
         copies = 2 * len(BITS_OF_COPIES)  # 2 for both models
-        # Layers of two models and of their copies; pairs of both models, and of model and copy.
-        seconds_of_layers = (2 + copies) * seconds_of_layer
-        seconds_of_pairs = (1 + copies) * seconds_of_pair
+        # At each layer pair there are a layer of either model and of each copy, the pair of both
+        # models, and a pair of each copy with its model.
+        seconds_of_layers = (2 + copies) * seconds.per_layer
+        seconds_of_pairs = (1 + copies) * seconds.per_pair
         return layer_pairs * (seconds_of_layers + seconds_of_pairs)
 
     def reductions(

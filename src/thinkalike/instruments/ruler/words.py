@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -157,8 +157,9 @@ class Words:
         A layer that is given twice is read once, and its tensor is returned twice.
 
         Args:
-            model: The model, or a reader that only mixes the embeddings of earlier tokens.
-            layers: What the reader calls its layers.
+            model: The model, or networks that only mix the embeddings of earlier tokens.
+            layers: What the model calls its layers; of networks that mix tokens, the ways of
+                mixing.
 
         Raises:
             DataError: A state is not finite.
@@ -451,11 +452,20 @@ def log_left_out_words(comparison: WordComparison, remedy: str = KEEPS_MASSIVE) 
         say_massive(is_left_out, comparison.words.quoted(is_left_out), "words", remedy)
 
 
-def seconds_of_maps(words: int, width: int) -> tuple[float, float]:
+class SecondsOfMaps(NamedTuple):
+    """How long the linear maps of R² take."""
+
+    per_layer: float
+    """The seconds for preparing the ridge predictor of a layer."""
+
+    per_pair: float
+    """The seconds for R² of a layer pair in both directions, without preparing the two layers."""
+
+
+def seconds_of_maps(words: int, width: int) -> SecondsOfMaps:
     """Return the seconds for preparing a layer's ridge predictor, and for R² of a layer pair.
 
     Both are timed with random states at up to `TIMED_ROWS` words, and extrapolated to all words.
-    The second is for both directions, without preparing the two layers.
 
     Args:
         words: How many words are read.
@@ -485,5 +495,6 @@ def seconds_of_maps(words: int, width: int) -> tuple[float, float]:
     name = f"maps of width {width}"
     seconds_of_layer = seconds_of_rows(f"{name}, a layer", prepare_layer, rows, TIMED_ROWS)
     seconds_of_both = seconds_of_rows(f"{name}, a pair", compare_layers, rows, TIMED_ROWS)
+    # Comparing two layers has prepared both of them, too.
     seconds_of_pair = max(seconds_of_both - 2 * seconds_of_layer, 0.0)
-    return seconds_of_layer, seconds_of_pair
+    return SecondsOfMaps(seconds_of_layer, seconds_of_pair)
