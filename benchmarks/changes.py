@@ -148,7 +148,7 @@ class Court:
         observed, path = Observations(self.base, self.base, self.rows, self.first, {}, pairs), self.out / "null.pt"
         if not path.exists():
             forks = [(1, self.fork(seed)) for seed in range(RUNS)]
-            effects = [observed.effects(self.model(each)) for each in forks]
+            effects = [observed.contrast_by_pair(self.model(each)) for each in forks]
             torch.save({"kl": [self.kl(each) for each in forks], "effects": effects, "moves": []}, path)
         observed.null = NullRuns(**{"kind": [FORKS] * RUNS, **torch.load(path)})
         return observed

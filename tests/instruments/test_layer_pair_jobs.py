@@ -15,7 +15,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs import screen
-from thinkalike.instruments.layer_pairs.equal_depth import rows_across
+from thinkalike.instruments.layer_pairs.equal_depth import rows_between_models
 from thinkalike.measures import (
     CKA,
     DistanceCorrelation,
@@ -180,7 +180,7 @@ def test_the_screen_says_how_many_rows_were_compared(measure, cli, minis, tmp_pa
     scalars = done.result.scalars
     assert scalars["rows"] <= 12 * scalars["documents"] < 1024
     assert scalars["rows"] == 12 * scalars["documents"], "control: it is all of them"
-    assert screen.amount_in_words(done.result).startswith(f"1 batch of {scalars['rows']:.0f} words, ")
+    assert screen.amount_compared_in_words(done.result).startswith(f"1 batch of {scalars['rows']:.0f} words, ")
 
 
 @pytest.mark.ci_slow
@@ -335,4 +335,6 @@ def test_the_distance_of_several_layers_says_how_it_is_computed(cli, words, pair
     formula = "√Σ arccos²(CKA) over pairs of corresponding layers, is"
     assert formula in " ".join(several.stdout.split())
     assert "radians" not in one.stdout
-    assert one.result.scalars["distance"] == pytest.approx(math.acos(rows_across(one.result.details)["value"].item()))
+    assert one.result.scalars["distance"] == pytest.approx(
+        math.acos(rows_between_models(one.result.details)["value"].item())
+    )

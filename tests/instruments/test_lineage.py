@@ -20,7 +20,7 @@ from thinkalike.instruments.lineage.comparison import (
     table_of_origins,
     table_of_pairs,
 )
-from thinkalike.instruments.lineage.screen import REORDERED, SIMILARITY_OF_INDEPENDENT
+from thinkalike.instruments.lineage.screen import LARGEST_SHARE_OF_INDEPENDENT, LEAST_SHARE_OF_REORDERED_COPY
 from thinkalike.measures import lineage
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.model_config import configured
@@ -220,9 +220,9 @@ def test_the_published_test_alarms_on_independent_seeds(models):
     """Agreement of two matchings, read as a Poisson count, has p < 1e-6 for models of other seeds."""
     first, second = models[MODEL], models[OTHER_SEED]
     pairs = compared(first, second, likeness=True).pairs
-    assert max(pair.similar_share or 0 for pair in pairs) < SIMILARITY_OF_INDEPENDENT
+    assert max(pair.similar_share or 0 for pair in pairs) < LARGEST_SHARE_OF_INDEPENDENT
     agreeing = sum(round((pair.similar_share or 0) * 256) for pair in pairs)
-    expected = sum(len(pair.reading.source) / 256 for pair in pairs)
+    expected = sum(len(pair.match_by_input.source) / 256 for pair in pairs)
     log_chance = agreeing * math.log(expected) - expected - math.lgamma(agreeing + 1)
     assert log_chance < math.log(1e-6)
     assert sum(pair.test.in_place for pair in pairs) < 2 * expected
@@ -404,7 +404,8 @@ def test_reordered_units_are_alike_and_no_descent(models):
     copy = planted(source, weights)
     assert_origins(source, copy, {})
     for pair in compared(source, copy, likeness=True).pairs:
-        assert ((pair.similar_share or 0) > REORDERED) == (pair.source.block == pair.target.block), pair
+        is_reordered_copy = (pair.similar_share or 0) > LEAST_SHARE_OF_REORDERED_COPY
+        assert is_reordered_copy == (pair.source.block == pair.target.block), pair
 
 
 def test_a_block_of_zeros_has_no_origin(models):

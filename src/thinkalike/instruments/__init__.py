@@ -42,8 +42,8 @@ def plot(
         The figure and its axes, a list where there are several.
 
     Raises:
-        ResultError: The result has no figures, or none of that name, or `what` is neither a result
-            nor an estimate.
+        ResultError: The result has no figures, or none of that name, or is drawn from several
+            results; or `what` is neither a result nor an estimate.
 
     >>> metric = CKA(1, 1)
     >>> metric.update([torch.randn(9, 4)], [torch.randn(9, 4)])
@@ -71,6 +71,7 @@ def _plot_estimate(estimate: LayerPairEstimate, ax: Axes | None) -> object:
     """
     from torch import Tensor  # imported here so that `--help` does not load torch
 
+    # A user may have passed any object, whatever the annotation says.
     is_estimate = isinstance(getattr(estimate, "value", None), Tensor)
     if not is_estimate or not hasattr(estimate, "label"):
         raise ResultError(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, RecipeJob, SettingValues
 from thinkalike.errors import ConfigError, DataError, listed
-from thinkalike.instruments.layer_pairs.equal_depth import rows_across
+from thinkalike.instruments.layer_pairs.equal_depth import rows_between_models
 from thinkalike.instruments.layer_pairs.instrument import LayerPairs
 from thinkalike.instruments.layer_pairs.settings import BATCHES, OF_STATES, WithNull
 from thinkalike.measures.kernel_alignment import CKAMeasure
@@ -216,7 +216,7 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=15, reads=OF_STATES):
         """
         super().show(result)
         scalars = result.scalars
-        is_one_pair = len(rows_across(result.details)) == 1
+        is_one_pair = len(rows_between_models(result.details)) == 1
         if "distance" in scalars and not is_one_pair:
             low = scalars.get("distance_low", math.nan)
             high = scalars.get("distance_high", math.nan)

@@ -16,7 +16,7 @@ from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.layer_pairs.components import ROUNDING
 from thinkalike.instruments.layer_pairs.instrument import LayerPairs
-from thinkalike.instruments.layer_pairs.screen import amount_in_words
+from thinkalike.instruments.layer_pairs.screen import amount_compared_in_words
 from thinkalike.instruments.layer_pairs.settings import BATCHES, LayerPairsConfig
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 from thinkalike.measures.shifts import LayerShifts, ShiftEstimate
@@ -129,8 +129,8 @@ class Distance(
         if "components" in result.tables:
             super().draw(result, folder)
         else:
-            about = f"{amount_in_words(result)}\nbars: 95 % intervals over documents"
-            figures.shifts(result.details, folder, about)
+            subtitle = f"{amount_compared_in_words(result)}\nbars: 95 % intervals over documents"
+            figures.shifts(result.details, folder, subtitle)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the layers first whose states differ most."""

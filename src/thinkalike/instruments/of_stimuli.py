@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -129,7 +129,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
             config: The job.
             shapes: The sizes of its models. A model that is compared with itself counts once.
         """
-        different_models = set(shapes.values())
+        different_models = set(shapes.values())  # the names of models are part of their shapes
         if not different_models:
             return 0.0
         stimuli = read_stimuli(config.stimuli)
@@ -137,6 +137,7 @@ class OfStimuli(Instrument[AnalyzeConfig]):
         has_embedding = config.measure_as(StimulusDistanceConfig).embed
         n_layers = sum(shape.layers + int(has_embedding) for shape in different_models)
         try:
+            # Their difference is the time of two further layers.
             seconds_of_two = self._seconds_of_random_states(config, stimuli, 2, width)
             seconds_of_four = self._seconds_of_random_states(config, stimuli, 4, width)
         except DataError as error:  # the job itself will raise it for all stimuli
@@ -290,7 +291,7 @@ def stimuli_in_words(facts: Mapping[str, object]) -> str:
     return count if facts["source"] == IN_MEMORY else f"{count} of {facts['source']}"
 
 
-def warn_of_words(stimuli: Stimuli) -> None:
+def warn_of_features_confounded_with_words(stimuli: Stimuli) -> None:
     """Warn of each feature that can hardly be told from the identity of words."""
     for overlap in stimuli.confounded_with_words():
         log.warning("warning: %s: %s", stimuli.source, overlap)
@@ -355,6 +356,7 @@ def _with_chosen_layers(
 
     source = models[0]
     target = models[-1]
+    # Layers are numbered from 0, so that a model has one layer more than its greatest number.
     layers_by_side = layers_of_sides(
         config.layers,
         max(source.numbers) + 1,
@@ -427,11 +429,14 @@ def comparison_of_stimuli(
 
     batches = batches_of(compared)
     if all_compared:
+        # Each batch gets a counterpart that includes massive stimuli.
         batches = batches.beside(batches_of(all_compared))
     batches = replace(batches, facts={**batches.facts, **stimuli_facts(compared.stimuli)})
 
     sides = []
     for side in compared.sides:
-        sides.append(ComparedSide(side.name, side.layers, partial(dict, side.origin)))
+        # Called, it returns a copy of what the provenance says of the side.
+        describe: Callable[[], dict[str, str]] = partial(dict, side.origin)
+        sides.append(ComparedSide(side.name, side.layers, describe))
     measure = replace(measure, batches=batches.batches)
     return instrument.comparison(measure, (sides[0], sides[-1]), batches, work)

@@ -115,10 +115,10 @@ class LayerR2(
         layer_counts = compared_layers_by_shape(config, shapes, has_embedding=measure.embed)
         source, target = source_and_target_shapes(shapes)
         width = max(source.width, target.width)
-        seconds_of_layer, seconds_of_pair = seconds_of_maps(measure.words, width)
+        seconds = seconds_of_maps(measure.words, width)
         layers = sum(layer_counts.values())
         pairs = layer_counts[source] * layer_counts[target]
-        return 2 * (seconds_of_layer * layers + seconds_of_pair * pairs)
+        return 2 * (seconds.per_layer * layers + seconds.per_pair * pairs)
 
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
@@ -131,6 +131,7 @@ class LayerR2(
         words = config.measure_as(R2Config).words
         words_needed = fewest_words_for_r2(shape.width for shape in shapes.values())
         fewest = min(words_needed, words)
+        # Each reduction has a number of layer pairs, and a number that divides the amount of text.
         for layers, divisor in REDUCTIONS:
             settings = setting_of_fewer_layers(layers, shapes)
             if divisor > 1:
@@ -268,6 +269,7 @@ def _residual_and_plain_r2(
     """
     sources, targets = comparison.states
     if is_itself:
+        # If both lists are one object, each pair of layers is fitted once.
         targets = sources
     residual = r2_of_every_layer_pair(
         sources, targets, comparison.residual.predictor, "layer pair"

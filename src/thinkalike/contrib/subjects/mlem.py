@@ -29,7 +29,7 @@ class SubjectsMLEM(
 ):
     """Finds the feature profiles of all recorded layers, of the group, and of all models."""
 
-    def beside(
+    def further_tables(
         self,
         config: AnalyzeConfig,
         stimuli: Stimuli,
@@ -49,7 +49,7 @@ class SubjectsMLEM(
         subjects = sides[: len(config.subjects)]
         return group_tables(config, stimuli, subjects, profiles, scores)
 
-    def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def profiles_and_scores_to_show(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return the profiles and scores that the screen shows.
 
         The rows of the subjects (recorded participants) are replaced by rows of their mean, with a

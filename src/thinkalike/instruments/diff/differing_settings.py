@@ -64,7 +64,8 @@ def _settings_of(model: FrozenModel) -> Mapping[str, object]:
 def row_of_differing_forward_pass(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
     """Return a table with one row, named "forward pass", if the outputs of two models differ.
 
-    Both models read the same few fixed tokens. The table is empty if their logits are the same up
+    Both models read the same few fixed tokens. The row has the largest difference of their outputs
+    relative to the largest output of the base. The table is empty if the outputs are the same up
     to rounding.
     """
     error = output_distance(base, changed)
@@ -77,7 +78,7 @@ def row_of_differing_forward_pass(base: FrozenModel, changed: FrozenModel) -> pd
         rows.append(
             {
                 "setting": "forward pass",
-                "base": "0",
+                "base": "0",  # the difference of the base from itself
                 "changed": f"{error:.1e} of the largest logit",
             }
         )
@@ -87,9 +88,9 @@ def row_of_differing_forward_pass(base: FrozenModel, changed: FrozenModel) -> pd
 def _rows_of_traits(base: FrozenModel, changed: FrozenModel) -> list[dict[str, str]]:
     """Return a row for each trait of modules that differs: a class, an attribute or a buffer.
 
-    Traits that differ in the same way in several blocks are one row. A trait that follows from
-    an entry of the configuration is left out if the configurations differ, as that entry has a
-    row already.
+    Traits that differ in the same way in several blocks are one row. `traits_that_differ` leaves
+    out traits that follow from an entry of the configuration where the configurations differ:
+    that entry has a row of its own.
     """
     # Group 1 is the number of the block, group 2 the path inside the block.
     path_in_block = re.compile(rf"{re.escape(base.family.blocks)}\.(\d+)\.?(.*)")

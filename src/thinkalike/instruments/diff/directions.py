@@ -102,8 +102,12 @@ def _states_after(
         batches: For each batch, its states before block 0 and then after each block.
         layer: The number of the block; -1 for the embedding.
     """
-    # Entry 0 of a batch is before block 0. What follows the last token of a row is not predicted.
-    return torch.cat([states[layer + 1][:, :-1].flatten(0, 1) for states in batches])
+    states_of_batches = []
+    for states_by_layer in batches:
+        states = states_by_layer[layer + 1]  # entry 0 is before block 0; (rows, tokens, width)
+        # The last token of a row is left out, as the row has no token after it to predict.
+        states_of_batches.append(states[:, :-1].flatten(0, 1))
+    return torch.cat(states_of_batches)
 
 
 def _massive_states(
@@ -121,18 +125,20 @@ def _massive_states(
         after: The states of the changed model, at the same block and tokens.
         batches: The states of each batch by layer, which tell where its rows begin.
     """
-    nothing = torch.zeros(len(before), dtype=torch.bool, device=before.device)
-    is_first_of_batches = []
-    for states in batches:
-        is_first = torch.zeros(states[0].shape[:2], dtype=torch.bool)  # (rows, tokens)
+    none_left_out = torch.zeros(len(before), dtype=torch.bool, device=before.device)
+    # First tokens of rows are judged by a rule of their own, as attention often rests on them.
+    is_first_by_batch = []
+    for states_by_layer in batches:
+        n_rows, n_tokens, _ = states_by_layer[0].shape
+        is_first = torch.zeros(n_rows, n_tokens, dtype=torch.bool)
         is_first[:, 0] = True
-        is_first_of_batches.append(is_first[:, :-1].flatten())
-    is_massive = massive([before, after], torch.cat(is_first_of_batches))
-    if is_massive is None:
-        return nothing
+        is_first_by_batch.append(is_first[:, :-1].flatten())
+    is_massive = massive([before, after], torch.cat(is_first_by_batch))
+    if is_massive is None:  # no state is massive
+        return none_left_out
     is_massive = is_massive.to(before.device)
     if torch.equal(before[~is_massive], after[~is_massive]):
-        return nothing
+        return none_left_out
     return is_massive
 
 
@@ -142,8 +148,9 @@ def _tokens_raised_and_lowered(
 ) -> tuple[str, str]:
     """Return the tokens whose logits a step in state space raises most, and lowers most, as text.
 
-    The step is added to about `STATES_READ` states. The final norm and the unembedding turn the
-    states with and without the step into logits, and the difference is averaged over the states.
+    The step is added to about `STATES_READ` states. `model.finish` (the final norm and the
+    unembedding) turns the states with and without the step into logits, and the difference of the
+    logits is averaged over the states.
 
     Args:
         model: The model.

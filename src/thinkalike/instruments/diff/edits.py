@@ -74,7 +74,7 @@ def edits_of(
                 changed_tokens = list(change.indices)
         rows.append(
             {
-                **_part_columns(name, parts),
+                **_columns_of_tensor_and_module(name, parts),
                 "operation": change.operation,
                 "size": change.size,
                 "spread": change.spread,
@@ -87,12 +87,13 @@ def edits_of(
     return pd.DataFrame(rows, columns=COLUMNS), changed_tokens
 
 
-def _part_columns(name: str, parts: Sequence[Part]) -> dict[str, object]:
+def _columns_of_tensor_and_module(name: str, parts: Sequence[Part]) -> dict[str, object]:
     """Return the columns `tensor`, `component` and `layer` of a tensor.
 
     Args:
-        name: The name of the tensor. One of no module has the component "" and the layer -1.
-        parts: The modules of the model, which say where a tensor belongs.
+        name: The name of the tensor. A tensor outside all modules has the component "" and the
+            layer -1.
+        parts: The modules of the model, which know how the names of their tensors begin.
     """
     for part in parts:
         if name.startswith(part.prefixes):
@@ -126,7 +127,7 @@ def _removed_and_added(
     for name, operation in operation_of_tensor.items():
         rows.append(
             {
-                **_part_columns(name, parts),
+                **_columns_of_tensor_and_module(name, parts),
                 "operation": operation,
                 "size": math.nan,
                 "spread": math.nan,

@@ -110,8 +110,9 @@ class DiffInstrument(
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         """Return the settings that this job ignores, with the values that enter its hash.
 
-        `data.fit_tokens` is ignored unless the null is the continued-training control, as only
-        this control is trained on text.
+        `data.evaluation_tokens` is ignored, as `measure.tokens` says how much text is read; its
+        value stays in the hash. `data.fit_tokens` is ignored unless the null is the
+        continued-training control, as only this control is trained on text.
         """
         unread = left_in_key(config, REPORT_TEXT)
         if config.measure_as(DiffConfig).null != "continued_training":
@@ -152,6 +153,7 @@ class DiffInstrument(
             runs = 2 * RUNS  # `RUNS` with moved entries, and as many with random signs
         attention_and_mlps = 2 * base.layers
         parts_exchanged = min(attention_and_mlps, MOST_PARTS_EXCHANGED)
+        # As many outputs of single heads are exchanged as outputs of attention and MLPs.
         outputs_and_heads = 2 * min(measure.outputs, attention_and_mlps)
         # Every module and output is exchanged twice: put into the base and into the changed model.
         passes_of_exchanges = 2 * (parts_exchanged + outputs_and_heads)
@@ -226,7 +228,7 @@ class DiffInstrument(
             min(rows_per_part, len(text.rows)),
             measure.margin,
             contrasts=contrasts,
-            exact={"weights": differences.weights, "settings": differences.settings},
+            difference_tables={"weights": differences.weights, "settings": differences.settings},
             changed_tokens=differences.tokens,
         )
         _run_models_and_null(observed, measure, differences.parts, text.fit, work)
@@ -245,9 +247,9 @@ class DiffInstrument(
             # A third model may follow, if one was mixed in.
             base, changed = (model["name"] for model in result.provenance["models"][:2])
             documents = result.scalars["documents"]
-            about = f"bars: 95 % intervals over {documents:.0f} documents"
+            subtitle = f"bars: 95 % intervals over {documents:.0f} documents"
             names = f"{base} → {changed}"
-            figures.changes(result.details, result.tables["layers"], folder, names, about)
+            figures.changes(result.details, result.tables["layers"], folder, names, subtitle)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the modules first whose exchange has the largest effect on predictions."""
@@ -282,7 +284,7 @@ def _other_model(name: str) -> ModelConfig:
     if is_there(name):  # a file or folder
         name = str(Path(name).absolute())
     try:
-        return model_named(name, {})
+        return model_named(name, {})  # with no further settings
     except ConfigError as error:
         raise ConfigError(str(error).replace("model=", "measure.other=", 1)) from None
 
@@ -330,7 +332,7 @@ def _run_models_and_null(
     with work.phase("both models"):
         batches = observed.read()
     with work.phase("changed tokens"):
-        observed.unread = numbers_after_unread_tokens(
+        observed.unread_token_numbers = numbers_after_unread_tokens(
             base, changed, observed.rows, observed.changed_tokens
         )
     if parts:
@@ -367,7 +369,11 @@ def _run_models_and_null(
 
 
 def _resumed_exchanges(work: Work) -> ExchangesDone | None:
-    """Return the exchanges of parts that a stopped run of the job saved; None: there are none.
+    """Return the exchanges of modules that a stopped run of the job saved; None: there are none.
+
+    `tried` has the names of the modules that are exchanged on all of the text. The other entries
+    have values at each token, by the name of the module: how far it moves the states (`entering`),
+    the KL that is left without its change (`without`), and the KL of its change alone (`alone`).
 
     Raises:
         StoreError: The state lacks an entry, or has one of another type.

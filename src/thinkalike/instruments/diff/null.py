@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinkalike.evaluation.changes import BatchStates, perturbed
 from thinkalike.evaluation.forks import fork, learning_rate_for_norm, part_moves
-from thinkalike.instruments.diff.null_runs import FORKS, SIGNS, NullRuns
+from thinkalike.instruments.diff.null_runs import FORKS, RANDOM_SIGNS, NullRuns
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.settings import DiffConfig
 from thinkalike.job import Work
@@ -77,7 +77,7 @@ def null_models(
         perturb = partial(perturbed, base, changed, parts)
         open_by_kind: dict[str, OpenModel] = {
             PERMUTED: partial(perturb, random_change=signed_permutation),
-            SIGNS: partial(perturb, random_change=random_signs),
+            RANDOM_SIGNS: partial(perturb, random_change=random_signs),
         }
         return NullModels(open_by_kind, parts[0].layer)
 
@@ -112,7 +112,8 @@ def seconds_of_random_changes(weights: int) -> float:
             random_change(matrix - matrix, generator).add_(matrix)
 
     seconds = remembered_seconds("random changes of a matrix", change_of_each_kind)
-    return RUNS * seconds * weights / matrix.numel()
+    seconds_per_weight = seconds / matrix.numel()
+    return RUNS * weights * seconds_per_weight
 
 
 def run_null(
@@ -152,12 +153,12 @@ def run_null(
                 kl.append(divergence(batch.base_log_probabilities, predictions).cpu())
                 if with_shifts:
                     shift.add(batch.base_log_probabilities, predictions)
-            effects = torch.zeros(0)  # nothing reads the effects of random signs
-            if kind != SIGNS:
-                effects = observed.effects(model)
+            contrasts = torch.zeros(0)  # nothing reads the contrasts of random signs
+            if kind != RANDOM_SIGNS:
+                contrasts = observed.contrast_by_pair(model)
             null.kind.append(kind)
             null.kl.append(torch.cat(kl))
-            null.effects.append(effects)
+            null.effects.append(contrasts)
             if with_shifts:
                 null.shifts.append(shift.mean())
             if model is not observed.base:

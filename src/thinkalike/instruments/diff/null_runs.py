@@ -12,7 +12,7 @@ from torch import Tensor
 FORKS = "forks"
 """The kind of null whose models are copies of the base that were trained further."""
 
-SIGNS = "signs"
+RANDOM_SIGNS = "signs"
 """The kind of null whose changes stay at their entries."""
 
 
@@ -63,7 +63,7 @@ class NullRuns:
         """
         return self._without_signs(self.kl)
 
-    def effects_without_random_signs(self) -> Float[Tensor, "r p"]:
+    def contrasts_without_random_signs(self) -> Float[Tensor, "r p"]:
         """Return the contrast of each pair of texts, in all runs but those with random signs."""
         return self._without_signs(self.effects)
 
@@ -74,4 +74,4 @@ class NullRuns:
             values: The values of each run.
         """
         runs = zip(self.kind, values, strict=True)
-        return torch.stack([values_of_run for kind, values_of_run in runs if kind != SIGNS])
+        return torch.stack([values_of_run for kind, values_of_run in runs if kind != RANDOM_SIGNS])

@@ -9,7 +9,7 @@ AS_MUCH = "as much"
 MORE = "more"
 LESS = "less"
 
-BESIDE_RANDOM = {
+VERDICTS_BESIDE_RANDOM_CHANGES = {
     (MORE, MORE): "Yes, more than matched random changes.",
     (LESS, LESS): "No, less than matched random changes.",
     (AS_MUCH, AS_MUCH): "Not distinguishable from matched random changes.",
@@ -38,14 +38,14 @@ BESIDE_RANDOM = {
 """What a change does beside random changes of its size: moved to random places, and with random
 signs at its entries."""
 
-BESIDE_FORKS = {
+VERDICTS_BESIDE_CONTINUED_TRAINING = {
     MORE: "Yes, more than the continued-training control.",
     LESS: "No, less than the continued-training control.",
     AS_MUCH: "Not distinguishable from the continued-training control.",
 }
 
 
-class BesideRuns(NamedTuple):
+class ComparisonWithRuns(NamedTuple):
     """The KL of a change beside those of the runs of a null."""
 
     comparison: str
@@ -72,23 +72,24 @@ def sentence_of_null_comparison(
         f"On {numbers['compared_tokens']:,.0f} of these tokens, KL of this change is "
         f"{numbers['kl_of_compared_tokens']:.4g} nats;"
     )
-    beside = _kl_beside_runs(numbers, "null")
+    compared = _kl_compared_with_runs(numbers, "null")
     if null_continues_training:
+        verdict = VERDICTS_BESIDE_CONTINUED_TRAINING[compared.comparison]
         return (
-            f"{BESIDE_FORKS[beside.comparison]} {kl_of_change} {numbers['nulls']:.0f} copies of "
+            f"{verdict} {kl_of_change} {numbers['nulls']:.0f} copies of "
             f"the base that were trained further on this text, with changes of equal norm, make "
-            f"{beside.runs}."
+            f"{compared.runs}."
         )
-    beside_signs = _kl_beside_runs(numbers, "signs")
-    verdict = BESIDE_RANDOM[beside.comparison, beside_signs.comparison]
+    compared_with_signs = _kl_compared_with_runs(numbers, "signs")
+    verdict = VERDICTS_BESIDE_RANDOM_CHANGES[compared.comparison, compared_with_signs.comparison]
     return (
         f"{verdict} {kl_of_change} that of {numbers['nulls'] / 2:.0f} random changes with the "
-        f"same norm and singular values is {beside.runs} in random rows and columns, and "
-        f"{beside_signs.runs} at the same entries with random signs."
+        f"same norm and singular values is {compared.runs} in random rows and columns, and "
+        f"{compared_with_signs.runs} at the same entries with random signs."
     )
 
 
-def _kl_beside_runs(numbers: Mapping[str, float], name: str) -> BesideRuns:
+def _kl_compared_with_runs(numbers: Mapping[str, float], name: str) -> ComparisonWithRuns:
     """Return whether the change's KL is above, below or within the range of a null's runs.
 
     The range and a one-sided p-value come with it in words. The p-value is for a KL above the
@@ -108,4 +109,4 @@ def _kl_beside_runs(numbers: Mapping[str, float], name: str) -> BesideRuns:
     elif kl < low:
         comparison = LESS
         p = numbers[f"{name}_p_less"]
-    return BesideRuns(comparison, f"{low:.4g} to {high:.4g} (p = {p:.2g})")
+    return ComparisonWithRuns(comparison, f"{low:.4g} to {high:.4g} (p = {p:.2g})")

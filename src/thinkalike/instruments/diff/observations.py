@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -22,6 +23,16 @@ from thinkalike.models.parts import Part
 from thinkalike.states.contrasts import Contrasts, EncodedPrompts, encode_prompts, gaps
 
 
+class MoveBeyondControl(NamedTuple):
+    """How much farther modules moved than in the continued-training control."""
+
+    z_scores: Float[Tensor, " parts"]
+    """How far each module moved beyond the copies that were trained further."""
+
+    p_value: float
+    """The p-value of the module with the largest z-score, corrected for this choice."""
+
+
 @dataclass
 class Observations:
     """What is observed of two models.
@@ -33,13 +44,14 @@ class Observations:
             for the null, which take many passes.
         margin: The margins of equivalence.
         contrasts: The pairs of texts, if there are any.
-        exact: The tables of the weights and settings that differ.
+        difference_tables: The tables of the weights and settings that differ.
         changed_tokens: The tokens whose row of the embedding differs.
         parts: What the exchange of each module that differs does.
         outputs: What the exchange of each output alone does.
         null: What random changes of the same size do, or copies that were trained further (forks).
         changes: What the change does at each token, by batch.
-        unread: What follows changed tokens that the text lacks, by the name of a headline number.
+        unread_token_numbers: What follows changed tokens that the text lacks, by the name of a
+            headline number.
         directions: The rows of the table of principal directions.
         taught_tables: The tables that say what was taught.
         taught_numbers: The headline numbers that say so.
@@ -51,13 +63,13 @@ class Observations:
     n_first_rows: int
     margin: Mapping[str, float | None]
     contrasts: Contrasts | None = None
-    exact: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    difference_tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     changed_tokens: Sequence[int] = ()
     parts: dict[Part, PartChanges] = field(default_factory=dict)
     outputs: dict[Place, PartChanges] = field(default_factory=dict)
     null: NullRuns = field(default_factory=NullRuns)
     changes: list[Change] = field(default_factory=list)
-    unread: dict[str, float] = field(default_factory=dict)
+    unread_token_numbers: dict[str, float] = field(default_factory=dict)
     directions: list[dict[str, object]] = field(default_factory=list)
     taught_tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     taught_numbers: Mapping[str, float] = field(default_factory=dict)
@@ -99,7 +111,7 @@ class Observations:
         """Return KL(base ‖ changed) in nats after each token of the first `n_first_rows` rows."""
         return self.kl()[: len(self.documents(self.n_first_rows))]
 
-    def effects(self, model: FrozenModel) -> Float[Tensor, " p"]:
+    def contrast_by_pair(self, model: FrozenModel) -> Float[Tensor, " p"]:
         """Return the contrast of each pair of texts, in nats; empty if there are no pairs.
 
         The two texts of a pair differ in a feature, such as number. The contrast is the log-odds
@@ -110,9 +122,9 @@ class Observations:
         """
         if self.contrasts is None:
             return torch.zeros(0)
-        texts, counterparts = self._prompts
-        # The counterpart has the feature; a gap is log P(up) - log P(down) of the continuations.
-        return gaps(model, counterparts) - gaps(model, texts)
+        texts_without_feature, texts_with_feature = self._prompts
+        # A gap is the log-odds of the two continuations after a text.
+        return gaps(model, texts_with_feature) - gaps(model, texts_without_feature)
 
     @cached_property
     def _prompts(self) -> tuple[EncodedPrompts, EncodedPrompts]:
@@ -134,16 +146,19 @@ class Observations:
         return bool(self.null.moves and self.parts_compared_with_control)
 
     @cached_property
-    def move_beyond_control(self) -> tuple[Float[Tensor, " parts"], float]:
-        """How much farther each module moved than in the control, and a p-value.
+    def move_beyond_control(self) -> MoveBeyondControl:
+        """How much farther modules moved than in copies of the base that were trained further.
 
-        The control is copies of the base whose training was continued, called forks. The first
-        value has a z-score for each module of `parts_compared_with_control`: how far its weights
-        moved, beside the other modules of the same model, against the same number in the forks.
-        The p-value is that of the module with the largest z-score, corrected for this choice.
+        There is a z-score for each module of `parts_compared_with_control`. Only how far a module
+        moved relative to the other modules of the same model counts, as a different learning rate
+        moves all of them farther.
         """
-        moves_of_forks = []
+        moves_of_copies = []
         for moves in self.null.moves:
-            moves_of_forks.append([PartMove(weights, largest) for weights, largest in moves])
+            moves_of_copy = []
+            for weights, log_singular_value in moves:
+                moves_of_copy.append(PartMove(weights, log_singular_value))
+            moves_of_copies.append(moves_of_copy)
         moves_of_change = part_moves(self.base, self.changed, self.parts_compared_with_control)
-        return beyond_forks(moves_of_change, moves_of_forks)
+        z_scores, p_value = beyond_forks(moves_of_change, moves_of_copies)
+        return MoveBeyondControl(z_scores, p_value)

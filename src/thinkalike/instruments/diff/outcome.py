@@ -12,11 +12,11 @@ from torch import Tensor
 
 from thinkalike.evaluation.columns import document_counts, interval_columns
 from thinkalike.evaluation.document_means import mean_over_documents
-from thinkalike.instruments.diff.null_runs import SIGNS
+from thinkalike.instruments.diff.null_runs import RANDOM_SIGNS
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.tables import (
     BOUNDS,
-    row_of_equal_part,
+    row_of_unchanged_module,
     table_of_classes,
     table_of_contexts,
     table_of_layers,
@@ -70,13 +70,13 @@ def outcome_of_diff(observed: Observations) -> Outcome:
         "directions": pd.DataFrame(observed.directions),
         "outputs": table_of_outputs(observed),
         **observed.taught_tables,
-        **observed.exact,
+        **observed.difference_tables,
     }
     return Outcome(
         modules,
         _scalars_of_diff(observed, classes, words),
         tables={name: table for name, table in tables.items() if len(table)},
-        blank=[*modules.columns, *BLANK],
+        blank=[*modules.columns, *BLANK],  # the columns that may have empty cells
     )
 
 
@@ -89,7 +89,7 @@ def outcome_of_equal_models(base: FrozenModel, margin: Mapping[str, float | None
         base: One of the models, which says what modules there are.
         margin: The margin of equivalence of each number; None: it is not tested.
     """
-    rows = [row_of_equal_part(part) for part in parts_of(base)]
+    rows = [row_of_unchanged_module(part) for part in parts_of(base)]
     names = ["modules", "settings", "tokens"]
     for name in ("kl", "flips", "loss_change"):
         names += [name, f"{name}_low", f"{name}_high"]
@@ -116,12 +116,12 @@ def _scalars_of_diff(
         **document_counts(torch.bincount(documents)),
         "tokens": float(len(kl)),
         "modules": float(len(observed.parts)),
-        "settings": float(len(observed.exact.get("settings", ()))),
+        "settings": float(len(observed.difference_tables.get("settings", ()))),
         "nulls": float(len(observed.null.kl)),
     }
-    scalars |= _without_unbounded_ends(observed.unread)
+    scalars |= _without_unbounded_ends(observed.unread_token_numbers)
     scalars |= observed.taught_numbers
-    for name, values in _values_of_tokens(observed).items():
+    for name, values in _change_at_each_token(observed).items():
         bounds = BOUNDS.get(name, UNBOUNDED)
         mean = mean_over_documents(values, documents, bounds=bounds)
         scalars |= _without_unbounded_ends(interval_columns(name, mean))
@@ -132,19 +132,18 @@ def _scalars_of_diff(
         scalars["kl_of_compared_tokens"] = float(kl_of_part)
         scalars["compared_tokens"] = float(tokens_of_part)
     for kind in observed.null.kinds:
-        name = "signs" if kind == SIGNS else "null"
+        name = "signs" if kind == RANDOM_SIGNS else "null"
         runs = observed.null.kl_of_kind(kind).double().mean(1)
-        scalars |= _numbers_beside_null(name, kl_of_part, runs)
+        scalars |= _numbers_of_comparison_with_null(name, kl_of_part, runs)
     if len(words):
         scalars["contrast_base"] = words["before"].mean()
         scalars["contrast_change"] = words["change"].mean()
     if observed.has_continued_training_control:
-        _, p = observed.move_beyond_control
-        scalars["p_of_farthest_module"] = p
+        scalars["p_of_farthest_module"] = observed.move_beyond_control.p_value
     return scalars | _exit_statuses(observed.margin, scalars, {"class": classes, "word": words})
 
 
-def _values_of_tokens(observed: Observations) -> dict[str, Float[Tensor, " n"]]:
+def _change_at_each_token(observed: Observations) -> dict[str, Float[Tensor, " n"]]:
     """Return what the change does at each token of the text, by the name of a headline number.
 
     KL and losses are in nats; `flips` is 1 where the most likely next token differs, and else 0.
@@ -176,7 +175,7 @@ def _without_unbounded_ends(numbers: Mapping[str, float]) -> dict[str, float]:
     return kept
 
 
-def _numbers_beside_null(
+def _numbers_of_comparison_with_null(
     name: str, value: Float[Tensor, ""], runs: Float[Tensor, " r"]
 ) -> dict[str, float]:
     """Return headline numbers that compare the KL of the change with the runs of a null.

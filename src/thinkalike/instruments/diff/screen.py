@@ -22,7 +22,7 @@ from thinkalike.store import Result
 SHARE_NAMED = 0.9
 """The modules at which states begin to differ are those that hold this share of all onsets."""
 
-MOST_SHARES = 3
+MOST_EFFECTS_NAMED = 3
 """At most so many modules, outputs or tokens with the largest effects are named."""
 
 LEAST_EFFECT = 0.005
@@ -205,7 +205,7 @@ def _most_affected_tokens(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     standing_out = tables["tokens"].query("q <= @FALSE_DISCOVERIES")
     if standing_out.empty:
         return []
-    largest = standing_out.nlargest(MOST_SHARES, "factor")
+    largest = standing_out.nlargest(MOST_EFFECTS_NAMED, "factor")
     return [f"largest after {', '.join(map(str, largest['token']))}"]
 
 
@@ -264,7 +264,7 @@ def _onsets_and_effects_in_words(table: pd.DataFrame, p: float | None) -> str:
     if effects.empty:
         sentences.append("No prediction differs by more than rounding.")
     else:
-        named = changed.loc[effects.index[:MOST_SHARES]]
+        named = changed.loc[effects.index[:MOST_EFFECTS_NAMED]]
         names = [_module_names([row]) for _, row in named.iterrows()]
         sentences.append(effects_in_words("module", names, named, changed))
     if p is not None:
@@ -429,7 +429,7 @@ def _effects_of_outputs(what: str, rows: pd.DataFrame, is_repeated: bool) -> str
         is_repeated: Whether a sentence of the same form came before, so that this may be short.
     """
     components = {"attn_out": "attention", "mlp_out": "MLP"}
-    named = rows.head(MOST_SHARES)
+    named = rows.head(MOST_EFFECTS_NAMED)
     names = []
     for _, row in named.iterrows():
         if row["output"] == "z":

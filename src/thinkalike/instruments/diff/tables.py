@@ -55,7 +55,7 @@ EFFECTS = ("onset", "restoring_effect", "transplanting_effect", "mean_effect")
 NUMBERS_OF_MODULE = ("relative_weight_change", *EFFECTS)
 
 
-def row_of_equal_part(part: Part) -> dict[str, object]:
+def row_of_unchanged_module(part: Part) -> dict[str, object]:
     """Return the row of a module whose weights are equal in both models: all numbers are 0."""
     numbers = dict.fromkeys(NUMBERS_OF_MODULE, 0.0)
     return {"component": part.component, "layer": part.layer, **numbers}
@@ -76,7 +76,7 @@ def table_of_modules(observed: Observations) -> pd.DataFrame:
     parts = parts_of(observed.base)
     rows = []
     for part in parts:
-        row = row_of_equal_part(part)
+        row = row_of_unchanged_module(part)
         if part in observed.parts:
             row |= dict.fromkeys(EFFECTS, math.nan)
             row["relative_weight_change"] = _relative_change(observed, part.paths)
@@ -84,9 +84,9 @@ def table_of_modules(observed: Observations) -> pd.DataFrame:
         rows.append(row)
     table = pd.DataFrame(rows)
     if observed.has_continued_training_control:
-        excess_of_modules, _ = observed.move_beyond_control
+        z_scores = observed.move_beyond_control.z_scores
         is_compared = [part in observed.parts_compared_with_control for part in parts]
-        table.loc[is_compared, "weight_change_beyond_control"] = excess_of_modules.numpy()
+        table.loc[is_compared, "weight_change_beyond_control"] = z_scores.numpy()
     return table
 
 
@@ -266,12 +266,12 @@ def table_of_tokens(observed: Observations) -> pd.DataFrame:
 
 
 def table_of_classes(observed: Observations) -> pd.DataFrame:
-    """Return a row for each kind of token, such as numbers: the mean KL of predictions there.
+    """Return a row for each kind of token, such as numbers: the mean KL after tokens of this kind.
 
-    The KL is that of the changed model's prediction of the next token from the base's. Kinds that
-    occur in fewer than `FEWEST_GROUPS` documents are left out, as documents are the groups of the
-    intervals, and the table is empty if all are. Greatest first. The intervals hold for all kinds
-    at once (Bonferroni).
+    It is KL(base ‖ changed) of the predictions of the next token. The kind with the greatest KL
+    comes first. Intervals are over documents and hold for all kinds at once (Bonferroni). Kinds
+    that occur in fewer than `FEWEST_GROUPS` documents are left out, and the table is empty if all
+    are.
     """
     documents = observed.documents()
     kl = observed.kl()
@@ -318,11 +318,12 @@ def table_of_words(observed: Observations) -> pd.DataFrame:
     contrasts = observed.contrasts
     if contrasts is None:
         return pd.DataFrame()
+    # Each word once, in the order of its first pair, in which `groups` numbers the words.
     words = list(dict.fromkeys(prompt.word for prompt in contrasts.texts))
     groups = contrasts.groups  # the index of the word of each pair
     counts = torch.bincount(groups)
-    before = observed.effects(observed.base)
-    change = observed.effects(observed.changed) - before
+    before = observed.contrast_by_pair(observed.base)
+    change = observed.contrast_by_pair(observed.changed) - before
     mean_before, mean_change = means_of_groups(torch.stack([before, change]), groups)
     half_width = _half_width(change, mean_change, groups, counts)
     columns = {
@@ -333,7 +334,7 @@ def table_of_words(observed: Observations) -> pd.DataFrame:
     }
     sorted_by = "change"
     if observed.null.effects:
-        null = means_of_groups(observed.null.effects_without_random_signs() - before, groups)
+        null = means_of_groups(observed.null.contrasts_without_random_signs() - before, groups)
         beyond, t, p = excess(mean_change, null)
         columns |= {"change_beyond_null": beyond, "t": t, "p": p, "q": false_discovery_rates(p)}
         sorted_by = "p"
@@ -362,7 +363,9 @@ def _half_width(
     squares = (change - mean_change[groups]).square()
     # Σ (x - mean)² / (n (n - 1)), where the mean of squares has the factor 1/n.
     variance_of_mean = means_of_groups(squares[None], groups)[0] / (counts - 1)
+    # A word with a single pair gets 1 degree of freedom, so that t is defined; t is not used.
     degrees_of_freedom = counts.clamp(min=2).numpy() - 1
+    # The quantile of a two-sided interval, corrected for the number of words.
     t = torch.from_numpy(stdtrit(degrees_of_freedom, 1 - LEVEL / 2 / len(counts)))
     return torch.where(counts > 1, t * variance_of_mean.sqrt(), math.inf)
 

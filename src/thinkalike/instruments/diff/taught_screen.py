@@ -51,7 +51,7 @@ def lines_of_what_was_taught(
         return
     yield f"What was it taught? {_taught_tokens_in_words(tables['taught'], numbers)}"
     yield _texts_in_words(shown)
-    yield _beside_random_change(shown, numbers)
+    yield _text_of_random_change_in_words(shown, numbers)
 
 
 def is_readable(numbers: Mapping[str, float]) -> bool:
@@ -77,8 +77,8 @@ def _taught_tokens_in_words(table: pd.DataFrame, numbers: Mapping[str, float]) -
         numbers: The headline numbers of the result, which count all such tokens.
     """
     rises = table["shift"] > 0
-    raised = _most_of_all(table.loc[rises, "token"].head(RAISED_SHOWN))
-    lowered = _most_of_all(table.loc[~rises, "token"].head(LOWERED_SHOWN))
+    raised = _clause_of_most_changed(table.loc[rises, "token"].head(RAISED_SHOWN))
+    lowered = _clause_of_most_changed(table.loc[~rises, "token"].head(LOWERED_SHOWN))
     return (
         f"Beyond random changes of the same size, {numbers['tokens_raised']:,.0f} tokens become "
         f"more likely on this text{raised}; {numbers['tokens_lowered']:,.0f} become less "
@@ -86,7 +86,7 @@ def _taught_tokens_in_words(table: pd.DataFrame, numbers: Mapping[str, float]) -
     )
 
 
-def _most_of_all(tokens: pd.Series) -> str:
+def _clause_of_most_changed(tokens: pd.Series) -> str:
     """Return ", most of all" and the tokens, or "" if there are none."""
     if tokens.empty:
         return ""
@@ -106,7 +106,7 @@ def _texts_in_words(shown: pd.DataFrame) -> str:
     return f"The difference, amplified {FACTOR_SHOWN:g} times, writes: {'; '.join(texts)}."
 
 
-def _beside_random_change(shown: pd.DataFrame, numbers: Mapping[str, float]) -> str:
+def _text_of_random_change_in_words(shown: pd.DataFrame, numbers: Mapping[str, float]) -> str:
     """Return in words how the text compares with that of a random change of the same size.
 
     Args:

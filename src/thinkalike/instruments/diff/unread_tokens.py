@@ -117,5 +117,6 @@ def _log_probabilities(
     model: FrozenModel, tokens: Int[Tensor, "b t"], is_chosen: Bool[Tensor, "b t"]
 ) -> Float[Tensor, "n v"]:
     """Return the log-probabilities of the next token after each of n chosen tokens, in float32."""
-    states = model.head(tokens, model.n_layers - 1)[is_chosen]
-    return model.finish(states).float().log_softmax(-1)
+    last_states = model.head(tokens, model.n_layers - 1)  # after the last block, (b, t, d)
+    logits = model.finish(last_states[is_chosen])  # by the final norm and the unembedding
+    return logits.float().log_softmax(-1)

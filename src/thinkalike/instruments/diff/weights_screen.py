@@ -18,15 +18,15 @@ MOST_OPERATIONS = 4
 MOST_NAMES = 3
 """At most so many names of tensors are named for each operation."""
 
-FAR = 3
+TIMES_THE_MEDIAN = 3
 """Blocks are named whose weights moved more than so many times as far as the median block's."""
 
 MOST_FAR_BLOCKS = 2
 
-WITHOUT_NAME = ("noise", "changed")
-"""The operations of tensors whose change no simple edit gives."""
+UNRECOGNISED_OPERATIONS = ("noise", "changed")
+"""The operations that stand for a change that no simple edit gives."""
 
-WITHOUT_SIZE = ("added", "removed", "resized")
+OPERATIONS_WITHOUT_SIZE = ("added", "removed", "resized")
 """The operations for which the size of the change is not known."""
 
 MOST_DIGITS = 12
@@ -35,8 +35,8 @@ MOST_DIGITS = 12
 LEAST_SHARE = 0.05
 """A smaller share would be rounded to 0 %."""
 
-TRIED = " other=MODEL also tests mixtures with that model."
-"""What is said of such tensors."""
+HINT_ABOUT_MIXTURES = " other=MODEL also tests mixtures with that model."
+"""What is said if the change of some tensors was not recognised."""
 
 
 class EditedTensor(NamedTuple):
@@ -54,7 +54,7 @@ class EditedTensor(NamedTuple):
     @property
     def was_zero(self) -> bool:
         """Whether all entries were 0 in the base, so that the change has no relative size."""
-        return math.isnan(self.size) and self.operation not in WITHOUT_SIZE
+        return math.isnan(self.size) and self.operation not in OPERATIONS_WITHOUT_SIZE
 
 
 def weights_in_words(table: pd.DataFrame) -> str:
@@ -89,18 +89,19 @@ def weights_in_words(table: pd.DataFrame) -> str:
         in_words += f"; {remaining} more in weights.csv"
     in_words += "."
     # Tensors that only one of the models has are without a size.
-    is_unrecognised = table["operation"].isin(WITHOUT_NAME) & table["size"].notna()
+    is_unrecognised = table["operation"].isin(UNRECOGNISED_OPERATIONS) & table["size"].notna()
     if is_unrecognised.any():
-        in_words += TRIED  # which simple edits were tried
+        in_words += HINT_ABOUT_MIXTURES
     return in_words
 
 
 def _operation_in_words(tensor: EditedTensor) -> str:
-    """Return in brackets how a tensor was changed, and in which of its rows, heads and so on.
+    """Return in brackets how a tensor was changed, such as "(head 3 rounded to 4 bits)".
 
-    Such as "(rounded to 4 bits)". An operation without a phrase of its own is called by its name.
+    The rows, heads or other units that changed come first, if not all of the tensor changed. An
+    operation without a phrase of its own is called by its name.
     """
-    amount = tensor.amount
+    amount = tensor.amount  # its meaning depends on the operation: bits, a rank, a factor
     phrase_by_operation = {
         "low rank": f"changed by a matrix of rank {amount:.0f}",
         "rounded": f"rounded to {amount:.0f} bits",
@@ -116,7 +117,7 @@ def _operation_in_words(tensor: EditedTensor) -> str:
         "spherical mixture": f"mixed in spherically, {_amount_in_words(amount)} of it",
     }
     operation = phrase_by_operation.get(tensor.operation, tensor.operation)
-    if tensor.was_zero and tensor.operation in WITHOUT_NAME:
+    if tensor.was_zero and tensor.operation in UNRECOGNISED_OPERATIONS:
         operation = "no longer zero" if tensor.places else "all zero in the base"
     elif tensor.was_zero:
         operation += ", from zeros in the base"
@@ -135,7 +136,10 @@ def _amount_in_words(amount: float) -> str:
 
 
 def _share_in_words(share: float) -> str:
-    """Return a share in steps of 10 %, so that tensors with about the same one stand together."""
+    """Return a share in steps of 10 %, such as "about 30%".
+
+    Tensors are named together if the texts of their changes are equal; exact shares would differ.
+    """
     if 0 < share < LEAST_SHARE:
         return f"less than {LEAST_SHARE:.0%}"
     if 1 - LEAST_SHARE < share < 1:
@@ -164,7 +168,7 @@ def _tensors_in_words(tensors: Sequence[EditedTensor]) -> str:
     if len(names) > MOST_NAMES:
         more = len(names) - MOST_NAMES
         in_words += " and 1 more name" if more == 1 else f" and {more} more names"
-    if tensors[0].operation in WITHOUT_NAME:
+    if tensors[0].operation in UNRECOGNISED_OPERATIONS:
         if tensors[0].was_zero:
             in_words += _norm_in_words(tensors)
         else:
@@ -183,8 +187,8 @@ def _norm_in_words(tensors: Sequence[EditedTensor]) -> str:
 def _distance_in_words(tensors: Sequence[EditedTensor]) -> str:
     """Return in words how far tensors moved, in standard deviations of their weights.
 
-    The number is the median over blocks. Blocks that moved more than `FAR` times as far are named,
-    at most `MOST_FAR_BLOCKS` of them. The text is "" if no distance is known.
+    The number is the median over blocks. Blocks that moved more than `TIMES_THE_MEDIAN` times as
+    far are named, at most `MOST_FAR_BLOCKS` of them. The text is "" if no distance is known.
     """
     spreads = pd.DataFrame(
         {
@@ -199,7 +203,7 @@ def _distance_in_words(tensors: Sequence[EditedTensor]) -> str:
     in_words = f" moved by {number_text(median, '.2g')} standard deviations of the weights"
     if len(spread_of_layer) > 1:
         in_words += ", the median over blocks"
-    is_far = spread_of_layer > FAR * median
+    is_far = spread_of_layer > TIMES_THE_MEDIAN * median
     farthest_first = spread_of_layer[is_far].sort_values(ascending=False)
     for layer, spread in farthest_first[:MOST_FAR_BLOCKS].items():
         times = number_text(spread / median, ".1f")

@@ -49,10 +49,11 @@ class LayerMeasureConfig(WithNull):
         if measure.needed_by and measure.fewest > self.tokens_per_batch:
             name = self.measure_class.settings()[0].name
             value = getattr(self, name)
-            rows_besides = measure.fewest - value
-            most = self.tokens_per_batch - rows_besides
+            n_further_rows = measure.fewest - value
+            most = self.tokens_per_batch - n_further_rows
             raise ConfigError(
-                f"measure.{name}={value} must be at most {most}, tokens_per_batch - {rows_besides}"
+                f"measure.{name}={value} must be at most {most}, "
+                f"tokens_per_batch - {n_further_rows}"
             )
 
 
@@ -68,9 +69,10 @@ def measure_with_settings(measure_class: type[AnyMeasure], settings: MeasureConf
 
 
 def settings_of_parameters(measure_class: type[AnyMeasure]) -> dict[str, Field[object]]:
-    """Return a dataclass field for each parameter of a measure, for the schema of a configuration.
+    """Return a dataclass field for each parameter of a measure, by the name of the parameter.
 
-    The field has the default of the parameter and its allowed range.
+    The schema of a configuration is made from these fields. Each has the default of the parameter
+    and its allowed range.
     """
     field_by_name = {}
     for parameter in measure_class.settings():
@@ -188,6 +190,7 @@ def schema_of_measure(
         common: The dataclass of the settings that all measures have.
     """
     type_by_parameter = get_type_hints(measure_class, include_extras=True)
+    # Each field is (name, type, default).
     fields: list[tuple[str, object, object]] = [("kind", str, kind)]
     for name, default in settings_of_parameters(measure_class).items():
         fields.append((name, type_by_parameter[name], default))

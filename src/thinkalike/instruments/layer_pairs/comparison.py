@@ -153,10 +153,11 @@ class LayerPairComparison:
     def labels(self, batch: StateBatch) -> BatchLabels:
         """Return the labels of the rows of a batch, on the device of the source's states.
 
-        `groups`, within which rows are compared, are given only where rows are compared
-        conditional on the token.
+        `documents` are the documents of the rows, or groups of stimuli. `groups` are the tokens of
+        the rows, and only rows of the same group are compared; they are left out unless rows are
+        compared conditional on the token.
         """
-        device = batch.states[0][0].device
+        device = batch.states[0][0].device  # the states of the source at its first layer
         labels: BatchLabels = {
             "number": batch.number,
             "mask": _labels_on_device(batch.mask, device),
@@ -209,6 +210,7 @@ class LayerPairComparison:
             pools: How many pools (batches over which the models run at once) the metrics hold.
         """
         metrics = {"metric": self.metric, "with_massive": self.with_massive}
+        # Within `sync_context`, the state of a metric is joined over all processes.
         with contextlib.ExitStack() as joined_states:
             for metric in metrics.values():
                 joined_states.enter_context(metric.sync_context(dist_sync_fn=metric.dist_sync_fn))

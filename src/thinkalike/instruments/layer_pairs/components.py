@@ -7,8 +7,12 @@ from typing import Literal, get_args
 import pandas as pd
 
 from thinkalike.config.parts import Site
-from thinkalike.instruments.layer_pairs.equal_depth import rows_across
-from thinkalike.instruments.layer_pairs.screen import show_what_was_read
+from thinkalike.instruments.layer_pairs.equal_depth import rows_between_models
+from thinkalike.instruments.layer_pairs.screen import (
+    row_of_least_similar,
+    row_of_most_similar,
+    show_what_was_read,
+)
 from thinkalike.screen import show_map, show_note, show_text, span
 from thinkalike.store import Result
 
@@ -25,7 +29,7 @@ HOOK_POINT = rf"-?\d+\.(?:{'|'.join(get_args(Site))})(?:\.\d+)?$"
 """Matches the names of hook points, LAYER.SITE or LAYER.z.HEAD."""
 
 
-def components_of(across: pd.DataFrame, is_distance: bool) -> dict[str, pd.DataFrame]:
+def components_of(rows_of_both: pd.DataFrame, is_distance: bool) -> dict[str, pd.DataFrame]:
     """Return the table `components` by its name; {} unless layers are named for hook points.
 
     Models with the same hook points, such as a model and a changed copy, are compared point by
@@ -33,25 +37,25 @@ def components_of(across: pd.DataFrame, is_distance: bool) -> dict[str, pd.DataF
     the same site, in whatever layer and head. There is no table where no site is the same.
 
     Args:
-        across: The rows of a table of layer pairs that compare two models.
+        rows_of_both: The rows of a table of layer pairs that compare two models.
         is_distance: Whether smaller values mean more similar.
     """
-    sources = across["source_layer"]
-    targets = across["target_layer"]
-    if across.empty or not (_are_hook_points(sources) and _are_hook_points(targets)):
+    sources = rows_of_both["source_layer"]
+    targets = rows_of_both["target_layer"]
+    if rows_of_both.empty or not (_are_hook_points(sources) and _are_hook_points(targets)):
         return {}
 
     # Column 0 is the layer, and column 1 the component: "2.z.0" is head 0 of site z in layer 2.
     source_names = sources.str.split(".", n=1, expand=True)
     target_names = targets.str.split(".", n=1, expand=True)
-    rows = across[["source", "target"]].assign(
+    rows = rows_of_both[["source", "target"]].assign(
         layer=source_names[0].astype(int),
         component=source_names[1],
         target_layer=target_names[0].astype(int),
         target_component=target_names[1],
-        value=across["value"],
-        low=across["low"],
-        high=across["high"],
+        value=rows_of_both["value"],
+        low=rows_of_both["low"],
+        high=rows_of_both["high"],
     )
 
     if set(sources) == set(targets):
@@ -90,13 +94,14 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
 
     Args:
         label: What sentences call the measure.
-        result: A result with the table `components`.
+        result: A result with the table `components`: a row for each component (such as a head) of
+            each layer, with the component of the other model that it is compared with.
         is_distance: Whether smaller values mean more similar.
     """
     table = result.tables["components"]
     source, target = table[["source", "target"]].iloc[0]
-    least_similar = _closest(table, not is_distance)
-    most_similar = _closest(table, is_distance)
+    least_similar = row_of_least_similar(table, is_distance)
+    most_similar = row_of_most_similar(table, is_distance)
     show_text(
         f"{source} and {target} are least similar at {_place_in_words(least_similar)} "
         f"({label} {_value_of_component(least_similar)}) and most similar at "
@@ -128,12 +133,6 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
         _show_closest_elsewhere(label, result, is_distance)
 
 
-def _closest(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
-    """Return the row of the greatest similarity, or of the least distance."""
-    index = rows["value"].argmin() if is_distance else rows["value"].argmax()
-    return rows.iloc[int(index)]
-
-
 def are_same_components(table: pd.DataFrame) -> bool:
     """Return whether every component is compared with the one in the same place."""
     same_layer = table["layer"] == table["target_layer"]
@@ -145,14 +144,17 @@ def _show_closest_elsewhere(label: str, result: Result, is_distance: bool) -> No
     """Print the most similar components of all if they are at different places of the models.
 
     Heads of models that were trained separately are numbered independently, so that head 2 of one
-    may do what head 0 of the other does.
+    may do what head 0 of the other does. Nothing is printed if the most similar components are in
+    the same place.
 
     Args:
         label: What sentences call the measure.
-        result: The result, whose components are compared with those in the same places.
+        result: The result. Its main table has a row for each component of the source with each
+            component of the target.
         is_distance: Whether smaller values are more similar.
     """
-    closest = _closest(rows_across(result.details), is_distance)
+    closest = row_of_most_similar(rows_between_models(result.details), is_distance)
+    # These "layers" are the names of hook points, such as "2.z.0" for head 0 of layer 2.
     if closest["source_layer"] == closest["target_layer"]:
         return
     show_text(
@@ -163,8 +165,13 @@ def _show_closest_elsewhere(label: str, result: Result, is_distance: bool) -> No
 
 
 def _hook_point_in_words(row: pd.Series, side: str) -> str:
-    """Return the hook point of a side of a row of layer pairs in words, with its model."""
-    layer, _, component = row[f"{side}_layer"].partition(".")
+    """Return in words the hook point of one side of a layer pair: "z.0 of layer 2 of gpt2".
+
+    Args:
+        row: The row of the layer pair.
+        side: "source" or "target".
+    """
+    layer, _, component = row[f"{side}_layer"].partition(".")  # "2.z.0" is z.0 of layer 2
     return f"{component} of layer {layer} of {row[side]}"
 
 

@@ -12,59 +12,60 @@ LayerName = int | str
 """What tables call a layer: its number, or the name of its hook point."""
 
 
-def rows_across(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that compare the two models, without rows within one model.
+def rows_between_models(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that compare the two models of a table, without rows within one model.
 
-    Such rows come first in a table of layer pairs, so they are those that have the same source and
-    target as its first row.
+    Rows of both models come first in a table of layer pairs, so they are those that have the same
+    source and target as its first row. All rows are returned if a model is compared with itself.
     """
     first = table.iloc[0]
-    is_across = (table["source"] == first["source"]) & (table["target"] == first["target"])
-    across: pd.DataFrame = table[is_across]
-    return across
+    is_of_both = (table["source"] == first["source"]) & (table["target"] == first["target"])
+    rows_of_both: pd.DataFrame = table[is_of_both]
+    return rows_of_both
 
 
 def at_equal_depth(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of layer pairs of equal relative depth in a table of layer pairs.
+    """Return the rows of a table of layer pairs whose two layers have equal relative depth.
 
-    Where there are none, as for a single layer compared with itself, these are all rows that
-    compare the two models.
+    If there are no such rows, as for a single layer that is compared with itself, all rows that
+    compare the two models are returned.
     """
-    across = rows_across(table)
-    compared = rows_at_equal_depth(across)
+    rows_of_both = rows_between_models(table)
+    compared = rows_at_equal_depth(rows_of_both)
     if compared.empty:
-        return across
+        return rows_of_both
     return compared
 
 
-def rows_at_equal_depth(across: pd.DataFrame) -> pd.DataFrame:
+def rows_at_equal_depth(rows_of_both: pd.DataFrame) -> pd.DataFrame:
     """Return the row of each source layer with the target layer of the closest relative depth.
 
     If a model is compared with itself, return the row of each layer with the next one instead.
 
     Args:
-        across: The rows of a table that compare the two models. Pairs without a row or a value
-            are left out.
+        rows_of_both: The rows of a table that compare the two models. Pairs without a row or a
+            value are left out.
     """
-    sources = across["source_layer"].unique().tolist()
-    targets = across["target_layer"].unique().tolist()
-    is_itself = across["source"].iloc[0] == across["target"].iloc[0]
+    sources = rows_of_both["source_layer"].unique().tolist()
+    targets = rows_of_both["target_layer"].unique().tolist()
+    is_itself = rows_of_both["source"].iloc[0] == rows_of_both["target"].iloc[0]
     if is_itself:
         pairs = list(itertools.pairwise(sources))
     else:
         pairs = _pairs_at_equal_depth(sources, targets)
-    by_layers = across.set_index(["source_layer", "target_layer"])
+    by_layers = rows_of_both.set_index(["source_layer", "target_layer"])
+    # A pair without a row in the table gets a row of NaN, and is dropped.
     return by_layers.reindex(pairs).dropna(subset="value").reset_index()
 
 
 def _pairs_at_equal_depth(
     sources: list[LayerName], targets: list[LayerName]
 ) -> list[tuple[LayerName, LayerName]]:
-    """Return each source layer with the target layer of the closest relative depth.
+    """Return a pair for each source layer: this layer, and the target layer closest in depth.
 
-    Relative depth is the index in the list divided by the last index. If the sides have different
-    numbers of layers and one lacks some, it is the number of the layer divided by the greatest
-    number.
+    The relative depth of a layer is its index in the list divided by the last index. If the lists
+    have different lengths and a list skips layers, such as [0, 2, 3], it is the number of the
+    layer divided by the greatest number in the list.
     """
     pairs: list[tuple[LayerName, LayerName]] = []
     if _are_numbers(sources) and _are_numbers(targets) and _have_gaps(sources, targets):

@@ -68,8 +68,8 @@ def compared_layers_by_shape(
     """Return how many layers of each model are compared, by the shape of the model.
 
     A shape has the sizes of a model and its name. A layer that is read at several hook points
-    counts once for each. A model that is compared with itself has one entry: the count for its
-    part as the target.
+    counts once for each. A model that is compared with itself has one entry: the number of its
+    layers that are compared as the target.
 
     Args:
         config: The job.
@@ -84,8 +84,10 @@ def compared_layers_by_shape(
         source_layers = len({layer for layer, _ in pairs})
         target_layers = len({layer for _, layer in pairs})
 
-    counts = {source: source_layers * _sites_per_layer(config.model.site) + has_embedding}
-    counts[target] = target_layers * _sites_per_layer(config.target.site) + has_embedding
+    n_embeddings = int(has_embedding)
+    counts = {source: source_layers * _sites_per_layer(config.model.site) + n_embeddings}
+    # This replaces the first count if the source and the target are one model.
+    counts[target] = target_layers * _sites_per_layer(config.target.site) + n_embeddings
     return counts
 
 

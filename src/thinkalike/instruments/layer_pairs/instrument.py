@@ -90,8 +90,9 @@ class LayerPairs(PairMeasure[Settings]):
         include equivalent bit widths, if the measure has them.
         """
         batches = self.measure_settings(config).batches
-        for layers, divisor in REDUCTIONS:
-            settings = forecast.setting_of_fewer_layers(layers, shapes)
+        # Each reduction has a number of layer pairs, and a number that divides the amount of text.
+        for n_layer_pairs, divisor in REDUCTIONS:
+            settings = forecast.setting_of_fewer_layers(n_layer_pairs, shapes)
             if divisor > 1:
                 settings["measure.batches"] = max(batches // divisor, 1)
             if "ruler" in self.reads:
@@ -129,16 +130,16 @@ class LayerPairs(PairMeasure[Settings]):
                 comparison = comparison_of_stimuli(self, config, work)
             else:
                 models = load_sources(config.model, config.target)
-                comparison = self.of_text(config, work, models, runs)
+                comparison = self.comparison_on_text(config, work, models, runs)
 
         for number in pools_to_gather([comparison], runs):
             for batch in comparison.pool(number):
                 for metric, batch_of_metric in comparison.metrics_of(batch):
                     comparison.update(metric, batch_of_metric)
-                runs.forget(of_batch=True)
+                runs.forget(of_batch=True)  # frees the states of this batch
         outcome = outcome_of_comparison(self, comparison)
         level = comparison.batches.level
-        work.processes.end_of_share()
+        work.processes.end_of_share()  # all processes end here but the first, which goes on
         if not self.has_bit_widths(config):
             return outcome
 

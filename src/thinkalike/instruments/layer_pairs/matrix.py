@@ -90,11 +90,11 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
 
     def draw(self, result: Result, folder: Path) -> None:
         """Draw a map of all layer pairs, or of components by layer if those are compared."""
-        about = screen.amount_in_words(result)
+        subtitle = screen.amount_compared_in_words(result)
         if "components" not in result.tables:
             label = self.label(result)
             figures.layer_heatmaps(
-                result.details, folder, self.kind, label, self.scale, about=about
+                result.details, folder, self.kind, label, self.scale, about=subtitle
             )
             return
 
@@ -102,7 +102,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         scale = self.scale
         if self.is_distance:
             scale = (0.0, float(components["value"].max()))
-            about += "; differences accumulate from layer to layer"
+            subtitle += "; differences accumulate from layer to layer"
         first = result.details.iloc[0]
         models = f"{first.source} and {first.target}"
         layers_of = "both models"
@@ -111,8 +111,8 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
             layers_of = str(first.source)
         matrix = layer_by_component(components)
         label = self.label(result)
-        about = f"{models}\n{about}"
-        figures.components(matrix, folder, self.kind, label, scale, about, layers_of)
+        subtitle = f"{models}\n{subtitle}"
+        figures.components(matrix, folder, self.kind, label, scale, subtitle, layers_of)
 
     def label(self, result: Result) -> str:
         """Return the name of the measure for tables and figures, such as "CKA at mlp_post".

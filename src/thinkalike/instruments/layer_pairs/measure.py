@@ -159,7 +159,7 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
 
     # ---- the comparison
 
-    def of_text(
+    def comparison_on_text(
         self,
         config: AnalyzeConfig,
         work: Work,
@@ -244,9 +244,11 @@ AnyPairMeasure: TypeAlias = PairMeasure[Any]
 def null_columns(estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l m"]]:
     """Return the columns that compare values with those of permuted documents; {} without a null.
 
-    `calibrated` is (value - null) / (best - null): 0 by chance, 1 for a layer with itself.
-    `p_corrected` is corrected for the number of layer pairs, by the largest value of each
-    permutation.
+    `null_mean` is the mean value over permutations. `calibrated` is (value - null_mean) /
+    (best - null_mean): 0 by chance, 1 for a layer with itself. `p` is the share of permutations
+    whose value is at least as close, where the value itself counts as one of them; NaN if there
+    are too few documents. `p_corrected` compares with the closest of all layer pairs of each
+    permutation, which corrects for the number of pairs.
     """
     chance = estimate.chance
     if chance is None:
@@ -287,5 +289,6 @@ def _described_model(model: StateSource, runs: ModelRuns) -> dict[str, str]:
         runs: Keeps the description for other jobs that run together. They may call the model by a
             different name; the returned description has the name of this job.
     """
+    # `text` calls `describe` unless it has a description under this key already.
     described = runs.text(("provenance", model.identity), model.describe)
     return {**described, "name": model.name}

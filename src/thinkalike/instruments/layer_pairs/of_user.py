@@ -110,10 +110,11 @@ def one_number(value: object, kind: str) -> Float[Tensor, ""]:
     return number
 
 
-def blamed(measure: AnyMeasure, kind: str) -> AnyMeasure:
+def with_errors_that_name_it(measure: AnyMeasure, kind: str) -> AnyMeasure:
     """Return a copy of a user's measure whose errors name it in one line.
 
-    A ValueError passes: a measure refuses rows by it, see `LayerMeasure.refuses`.
+    The class of the copy is a subclass of the user's class, and overrides the methods that run the
+    user's code. A ValueError is raised unchanged: a measure refuses rows by it.
 
     Args:
         measure: An instance of a class of the user's.
@@ -121,36 +122,43 @@ def blamed(measure: AnyMeasure, kind: str) -> AnyMeasure:
     """
     user_class = type(measure)
 
-    class Blamed(user_class):  # type: ignore[misc,valid-type]
+    class NamedInErrors(user_class):  # type: ignore[misc,valid-type]
         def prepare(self, layer: Tensor, name: str) -> object:
-            with _blaming_but_for_refusals(kind):
+            with _blaming_unless_value_error(kind):
                 return super().prepare(layer, name)
 
         def compare(self, first: object, second: object) -> Tensor:
-            with _blaming_but_for_refusals(kind):
+            with _blaming_unless_value_error(kind):
                 value = super().compare(first, second)
             return one_number(value, kind)
 
         def reordered(self, prepared: object, order: Tensor) -> object:
-            with _blaming_but_for_refusals(kind):
+            with _blaming_unless_value_error(kind):
                 return super().reordered(prepared, order)
 
-    Blamed.__name__ = user_class.__name__
-    Blamed.__qualname__ = user_class.__qualname__
-    Blamed.__module__ = user_class.__module__
+    # The new class has the name of the user's class, as texts and hashes contain the name.
+    NamedInErrors.__name__ = user_class.__name__
+    NamedInErrors.__qualname__ = user_class.__qualname__
+    NamedInErrors.__module__ = user_class.__module__
     copy_of_measure = copy(measure)
-    object.__setattr__(copy_of_measure, "__class__", Blamed)  # the dataclass may be frozen
+    # A plain assignment fails if the measure is a frozen dataclass.
+    object.__setattr__(copy_of_measure, "__class__", NamedInErrors)
     return copy_of_measure
 
 
 @contextlib.contextmanager
-def _blaming_but_for_refusals(kind: str) -> Iterator[None]:
-    """Do what `plugins.blaming` does, and let a ValueError pass."""
+def _blaming_unless_value_error(kind: str) -> Iterator[None]:
+    """Replace an error of the user's code by one that names the measure; a ValueError passes.
+
+    Args:
+        kind: What errors call the measure.
+    """
     try:
         yield
-    except ValueError:
+    except ValueError:  # by which a measure refuses rows
         raise
     except Exception:
+        # Raised again inside `blaming`, the error becomes a PluginError with the measure's name.
         with plugins.blaming(f"measure {kind}"):
             raise
 
@@ -224,7 +232,7 @@ class StatesByUser(StatesByMeasure):
                 measure_of_settings = cast(Callable[[LayerMeasureConfig], object], measure)
                 measure = measure_of_settings(settings)
         if isinstance(measure, LayerMeasure):
-            return blamed(measure, self.kind)
+            return with_errors_that_name_it(measure, self.kind)
         # What is no function raises an error when it is called with two layers.
         function = cast(Callable[[Tensor, Tensor], object], measure)
         if self.is_distance:

@@ -58,7 +58,7 @@ def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
         models_of_jobs = load_groups(configs_of_jobs, load_source)
         comparisons = []
         for (instrument, config, work), models in zip(jobs, models_of_jobs, strict=True):
-            comparisons.append(instrument.of_text(config, work, models, runs))
+            comparisons.append(instrument.comparison_on_text(config, work, models, runs))
 
     # A pool is some batches over which all models run at once.
     for number in pools_to_gather(comparisons, runs):
@@ -72,7 +72,7 @@ def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
             outcomes.append(outcome_of_comparison(instrument, comparison))
         except DataError as error:
             outcomes.append(error)
-    comparisons[0].work.processes.end_of_share()
+    comparisons[0].work.processes.end_of_share()  # all processes end here but the first
 
     for index, (instrument, config, work) in enumerate(jobs):
         outcome = outcomes[index]

@@ -67,11 +67,17 @@ class OutputsByMeasure(ByMeasure):
     ) -> StateBatches:
         """Return the batches that are compared: the logits of both models at the same tokens.
 
+        They are the batches of states that the parent class reads, with each state replaced by the
+        logits that the model computes from it.
+
         Args:
             settings: The settings of the measure.
             config: The job.
-            models: The source and the target, which must have weights.
+            models: The source and the target.
             runs: The states and logits that jobs of one pass share.
+
+        Raises:
+            DataError: A model is a folder of states, which has no weights.
         """
         frozen_models = with_weights(models, f"measure={self.kind} compares what models predict")
         # Outputs have no massive activations, so none are looked for.
@@ -79,7 +85,7 @@ class OutputsByMeasure(ByMeasure):
         batches = super().batches(settings, config, models, runs)
 
         def pool(number: int) -> Iterator[StateBatch]:
-            """Yield the batches of a pool with logits in place of states."""
+            """Yield the batches of a pool (some batches that are read together), with logits."""
             for batch in batches.pool(number):
                 yield _batch_of_logits(batch, frozen_models, runs)
 
@@ -100,6 +106,7 @@ def _batch_of_logits(
     for model, states in zip(models, batch.states, strict=True):
         content = (batch.content, "logits")
         run = partial(_logits_as_layer, model, states[-1])
+        # `once` calls `run` unless another job has computed the logits of this content already.
         logits_of_models.append(runs.once(model, content, run, of_batch=True))
     return batch._replace(states=logits_of_models)
 

@@ -34,7 +34,7 @@ from thinkalike.instruments.ruler.calibration_points import (
     greatest_at_each_pair,
     measure_calibration_points,
 )
-from thinkalike.instruments.ruler.instrument import DEPTHS
+from thinkalike.instruments.ruler.instrument import MOST_LAYER_PAIRS
 from thinkalike.instruments.ruler.screen import sentence_of_pairs_above_control, show_bit_widths
 from thinkalike.instruments.ruler.table import BLANK, calibration_points_table, ruler_table
 from thinkalike.job import Outcome, Work
@@ -61,7 +61,7 @@ ROW_DIMENSIONS = 2
 def layer_pairs_with_bit_widths(
     layers: LayerChoice, source_layers: int, target_layers: int
 ) -> list[tuple[int, int]]:
-    """Return the layer pairs whose equivalent bit width is computed: at most `DEPTHS` of them.
+    """Return the layer pairs whose equivalent bit width is computed, at most `MOST_LAYER_PAIRS`.
 
     The equivalent bit width of a pair is the number of bits to which a model's weights are rounded
     in a copy that is as similar to it as the other model. The pairs are spaced evenly among those
@@ -72,9 +72,9 @@ def layer_pairs_with_bit_widths(
         source_layers, target_layers: How many layers the models have.
     """
     if layers in ("same", "all"):
-        return layers_at_depths(DEPTHS, source_layers, target_layers)
+        return layers_at_depths(MOST_LAYER_PAIRS, source_layers, target_layers)
     pairs = pairs_of_layers(layers, source_layers, target_layers)
-    evenly_spaced = layers_at_depths(DEPTHS, len(pairs), len(pairs))
+    evenly_spaced = layers_at_depths(MOST_LAYER_PAIRS, len(pairs), len(pairs))
     return [pairs[index] for index, _ in evenly_spaced]
 
 
@@ -282,13 +282,13 @@ class BatchComparison(RulerComparison):
     def _batches_of_same_text(
         self, model: WordReader[AnyLayer], layers: Sequence[AnyLayer]
     ) -> list[StateBatch]:
-        """Return the batches of states of a different reader, on the text that the models read.
+        """Return the batches of states of a further model, on the text that the two models read.
 
         Args:
-            model: The reader: a changed copy, or a network that only mixes tokens.
-            layers: What the reader calls its layers.
+            model: A changed copy of a model, or a network that only mixes tokens.
+            layers: What this model calls its layers.
         """
-        assert self._text.of is not None
+        assert self._text.of is not None  # reads the same rows of text with a different model
         return list(_batches_of_all_pools(self._text.of(model, layers)))
 
     def prepare_compared_rows(self) -> None:
@@ -314,12 +314,13 @@ class BatchComparison(RulerComparison):
         states_of_model = self.states[side]
         if calibration_point != MIXING:
             return self._similarity_at_pairs(states_of_model, states)
-        values = []
+        values_by_mixing = []
         for states_of_mixing in states:
             # A way of mixing has no layers: it is compared with every layer of the model.
             same_at_each_layer = [states_of_mixing] * len(states_of_model)
-            values.append(self._similarity_at_pairs(states_of_model, same_at_each_layer))
-        return greatest_at_each_pair(values)
+            similarity = self._similarity_at_pairs(states_of_model, same_at_each_layer)
+            values_by_mixing.append(similarity)
+        return greatest_at_each_pair(values_by_mixing)
 
     def _similarity_at_pairs(self, sources: States, targets: States) -> Values:
         """Return the measure at each layer pair, with axes (pair, direction, replicate).
@@ -347,17 +348,21 @@ class BatchComparison(RulerComparison):
     def _replicates(
         self, first: Float[Tensor, "rows ..."], second: Float[Tensor, "rows ..."]
     ) -> Float[Tensor, " replicates"]:
-        """Return the measure of two layers in this direction, with its further replicates.
+        """Return the measure of two layers in this direction: its value and jackknife replicates.
+
+        Replicate 0 is the value over all documents, and each further one leaves out a part of
+        them. If the states cannot be compared, replicate 0 is 0 and the others are NaN.
 
         Args:
-            first, second: The states of all batches, one after the other.
+            first, second: The states of each layer, of all batches one after the other.
         """
         metric = self._new_metric()
         assert isinstance(metric, LayerMeans)
         try:
             self._update(metric, first, second)
-            replicates = metric.replicates()[:, 0, 0].cpu()  # axes (replicate, 1, 1)
-        except ValueError:
+            # The metric has a single layer of either side: (replicate, 1, 1).
+            replicates = metric.replicates()[:, 0, 0].cpu()
+        except ValueError:  # for instance constant states
             replicates = torch.zeros(1, dtype=torch.float64)
         n_missing = self._replicate_count - len(replicates)
         return pad(replicates, (0, n_missing), value=math.nan)
@@ -369,7 +374,8 @@ class BatchComparison(RulerComparison):
         It is 1 where the documents are too few for an interval.
         """
         documents = torch.cat([batch.documents.flatten() for batch in self.batches])
-        # Only the number of replicates is needed, so that the sums of parts may be 0.
+        # `without_parts` returns a value without each part, or none for too few documents. Only
+        # their number is needed, so that the sums of the parts may be 0.
         sums_of_parts = torch.zeros(JACKKNIFE_PARTS, dtype=torch.float64)
         return 1 + len(without_parts(sums_of_parts, documents))
 

@@ -11,8 +11,8 @@ import pandas as pd
 from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.layer_pairs.equal_depth import (
     LayerName,
-    rows_across,
     rows_at_equal_depth,
+    rows_between_models,
 )
 from thinkalike.instruments.text_name import name_of_text
 from thinkalike.screen import (
@@ -49,15 +49,15 @@ class PairValue(NamedTuple):
         return f"layer {self.source_layer} with {self.target_layer}"
 
 
-def _row_of_most_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
-    """Return the row of the greatest similarity, or of the smallest distance."""
+def row_of_most_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
+    """Return the row with the greatest similarity, or, for a distance, with the smallest value."""
     index = rows["value"].argmin() if is_distance else rows["value"].argmax()
     return rows.iloc[int(index)]
 
 
-def _row_of_least_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
-    """Return the row of the least similarity, or of the greatest distance."""
-    return _row_of_most_similar(rows, not is_distance)
+def row_of_least_similar(rows: pd.DataFrame, is_distance: bool) -> pd.Series:
+    """Return the row with the least similarity, or, for a distance, with the greatest value."""
+    return row_of_most_similar(rows, not is_distance)
 
 
 def _value_and_chance_in_words(row: pd.Series) -> str:
@@ -81,7 +81,7 @@ def _layer_pair_in_words(row: pd.Series) -> str:
     return f"layer {source_layer} of {row['source']} and layer {target_layer} of {row['target']}"
 
 
-def answer(label: str, across: pd.DataFrame, is_distance: bool) -> str:
+def answer(label: str, rows_of_both: pd.DataFrame, is_distance: bool) -> str:
     """Return in a sentence at which layers models are most similar, and at which least.
 
     Only layers of equal relative depth are considered, or consecutive layers where a model is
@@ -89,17 +89,17 @@ def answer(label: str, across: pd.DataFrame, is_distance: bool) -> str:
 
     Args:
         label: What tables and figures call the measure.
-        across: The rows of a table of layer pairs that compare the two models.
+        rows_of_both: The rows of a table of layer pairs that compare the two models.
         is_distance: Whether smaller values mean more similar.
 
     Returns:
         The sentence; "" for a single layer that is compared with itself.
     """
-    compared = rows_at_equal_depth(across)
+    compared = rows_at_equal_depth(rows_of_both)
     if compared.empty:
         return ""
-    most = _row_of_most_similar(compared, is_distance)
-    least = _row_of_least_similar(compared, is_distance)
+    most = row_of_most_similar(compared, is_distance)
+    least = row_of_least_similar(compared, is_distance)
     source = most["source"]
     target = most["target"]
     if source == target:
@@ -161,16 +161,16 @@ def _sentence_of_fall(label: str, compared: pd.DataFrame, is_distance: bool) -> 
     if is_distance:
         change = "rises"
         losses_of_similarity = differences
-    greatest = losses_of_similarity.max()
+    greatest_loss = losses_of_similarity.max()
     pairs = "Along the layer pairs of equal relative depth"
-    if not greatest > 0:
+    if not greatest_loss > 0:
         return f"{pairs}, {label} never {change}."
-    index = int(losses_of_similarity.argmax())
+    index = int(losses_of_similarity.argmax())  # from row `index` to row `index + 1`
     before, after = compared["source_layer"].iloc[index : index + 2]
     source = compared["source"].iloc[0]
     return (
         f"{pairs}, {label} {change} most between layers {before} and {after} of {source}, by "
-        f"{greatest:.3f}."
+        f"{greatest_loss:.3f}."
     )
 
 
@@ -187,20 +187,20 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
         is_distance: Whether smaller values mean more similar; the least similar pair then has the
             highest value.
     """
-    across = rows_across(result.details)
-    is_same_layer = (across["source"] == across["target"]) & (
-        across["source_layer"] == across["target_layer"]
+    rows_of_both = rows_between_models(result.details)
+    is_same_layer = (rows_of_both["source"] == rows_of_both["target"]) & (
+        rows_of_both["source_layer"] == rows_of_both["target_layer"]
     )
-    different_layers = across[~is_same_layer]
-    compared = rows_at_equal_depth(across)
+    different_layers = rows_of_both[~is_same_layer]
+    compared = rows_at_equal_depth(rows_of_both)
     if compared.empty:
         return []
 
     averaged = compared
-    if is_same_layer.any():
+    if is_same_layer.any():  # a model is compared with itself
         averaged = different_layers
     mean = float(averaged["value"].mean())
-    least = PairValue.of(_row_of_least_similar(compared, is_distance))
+    least = PairValue.of(row_of_least_similar(compared, is_distance))
     name = f"highest_{kind}" if is_distance else f"lowest_{kind}"
     return [
         Headline.with_ends(name, least.value, least.low, least.high, at=least.layers),
@@ -208,12 +208,13 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
     ]
 
 
-def amount_in_words(result: Result) -> str:
+def amount_compared_in_words(result: Result) -> str:
     """Return in words how much was compared.
 
     Such as "64 batches of 1,024 tokens, 58 documents", "8,000 words, 58 documents", or "1,018
     stimuli". The size of a batch is a mean, as batches may hold fewer rows than the setting
-    `tokens_per_batch`. Results of earlier versions lack it, and it is left out.
+    `tokens_per_batch`. It is left out for results of earlier versions, which lack the number of
+    rows.
     """
     stimuli = result.provenance.get("stimuli")
     if stimuli:
@@ -229,8 +230,8 @@ def amount_in_words(result: Result) -> str:
     if "rows" not in result.scalars:
         return f"{batches_in_words}, {documents}"
     rows_per_batch = result.scalars["rows"] / batches
-    about = "" if rows_per_batch.is_integer() else "about "
-    rows_in_words = f"{about}{rows_per_batch:,.0f} {unit_of_rows(result)}"
+    approximately = "" if rows_per_batch.is_integer() else "about "
+    rows_in_words = f"{approximately}{rows_per_batch:,.0f} {unit_of_rows(result)}"
     return f"{batches_in_words} of {rows_in_words}, {documents}"
 
 
@@ -256,33 +257,33 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
         result: The result, of two models or of one with itself.
         is_distance: Whether smaller values mean more similar.
     """
-    across = rows_across(result.details)
-    sentence = answer(label, across, is_distance)
+    rows_of_both = rows_between_models(result.details)
+    sentence = answer(label, rows_of_both, is_distance)
     has_control = "equivalent_bits" in result.tables
     if sentence and has_control:
         show_text(f"By its values alone, which the control may explain: {sentence}")
     elif sentence:
         show_text(sentence)
 
-    sources = across["source_layer"].unique()
-    targets = across["target_layer"].unique()
-    source = across["source"].iloc[0]
-    target = across["target"].iloc[0]
+    sources = rows_of_both["source_layer"].unique()
+    targets = rows_of_both["target_layer"].unique()
+    source = rows_of_both["source"].iloc[0]
+    target = rows_of_both["target"].iloc[0]
     is_itself = source == target
     if len(sources) * len(targets) > 1:
         models = f"{source} (rows) and {target} (columns)"
         if is_itself:
             models = f"the layers of {source}"
         show_note(f"{capitalised(label)} of {models}:")
-        values = across.pivot(index="source_layer", columns="target_layer", values="value")
+        values = rows_of_both.pivot(index="source_layer", columns="target_layer", values="value")
         show_map(values.loc[sources, targets], is_distance)
         show_layer_note(result)
     elif not sentence:
-        row = across.iloc[0]
+        row = rows_of_both.iloc[0]
         value = _value_and_chance_in_words(row)
         show_text(f"{capitalised(label)} of {_layer_pair_in_words(row)} with itself is {value}.")
 
-    compared = rows_at_equal_depth(across)
+    compared = rows_at_equal_depth(rows_of_both)
     if len(compared) > 1 and not is_itself:
         show_text(_sentence_of_fall(label, compared, is_distance))
     _show_groups_and_null(label, result)
@@ -291,14 +292,15 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
 
 def show_what_was_read(result: Result) -> None:
     """Print which text was read, how much was compared, and what intervals are over, if any."""
-    text = f"Computed on {amount_in_words(result)}."
+    text = f"Computed on {amount_compared_in_words(result)}."
     if "stimuli" not in result.provenance:
-        text = f"Computed on {name_of_text(result)}: {amount_in_words(result)}."
+        text = f"Computed on {name_of_text(result)}: {amount_compared_in_words(result)}."
     if result.details["low"].notna().any():
         units = "documents"
         if "stimuli" in result.provenance:
-            is_group_each = result.scalars.get("documents") == result.scalars.get("rows")
-            units = "stimuli" if is_group_each else "groups of stimuli"
+            # Groups of stimuli are counted as documents, and stimuli as rows.
+            is_each_one_group = result.scalars.get("documents") == result.scalars.get("rows")
+            units = "stimuli" if is_each_one_group else "groups of stimuli"
         text += f" 95 % intervals are over {units}."
     show_text(text)
 

@@ -16,7 +16,7 @@ from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
 from thinkalike.job import Outcome
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
-from thinkalike.measures.row_groups import FEW
+from thinkalike.measures.row_groups import FEW as FEW_ROWS_USED
 from thinkalike.tables import layer_rows, matrix_rows
 
 log = logging.getLogger(__name__)
@@ -50,15 +50,14 @@ def outcome_of_comparison(instrument: AnyPairMeasure, comparison: LayerPairCompa
     if comparison.measure.conditional_on != "none":
         table["conditional_on"] = comparison.measure.conditional_on.replace("_", " and ")
 
-    across = table[table["source"] != table["target"]]
-    arrays = _arrays_of_values(estimate, on_diagonal=instrument.same_layers) | instrument.arrays(
-        estimate
-    )
+    rows_of_both_models = table[table["source"] != table["target"]]
+    arrays = _arrays_of_values(estimate, on_diagonal=instrument.same_layers)
+    arrays |= instrument.arrays(estimate)
     return Outcome(
         table,
         _scalars_of_every_measure(estimate) | instrument.scalars(estimate),
         {name: values.cpu().numpy() for name, values in arrays.items()},
-        tables=components_of(across, instrument.is_distance),
+        tables=components_of(rows_of_both_models, instrument.is_distance),
         models=[comparison.source.describe(), comparison.target.describe()],
         facts=comparison.batches.facts,
         # Pairs within a model have no cells in these columns.
@@ -75,7 +74,7 @@ def _warn_of_few_rows_used(share: float, level: str) -> None:
         share: The share of rows whose token occurs often enough.
         level: What a row is called, such as "token".
     """
-    if share < FEW:
+    if share < FEW_ROWS_USED:
         log.warning(
             f"warning: only {100 * share:.0f} % of the {level}s occur often enough in a batch to "
             "be compared conditional on the token, and those are frequent ones; raise "
@@ -99,11 +98,15 @@ def _scalars_of_every_measure(estimate: LayerPairEstimate) -> dict[str, float]:
 
 
 def _arrays_of_values(estimate: LayerPairEstimate, *, on_diagonal: bool) -> dict[str, Tensor]:
-    """Return the matrices of values across the two models, and within each if it was computed.
+    """Return the values of layer pairs as arrays, by the names under which a result stores them.
+
+    `value` compares layers of the source with layers of the target. `within_source` and
+    `within_target` compare the layers of one model; they are left out if they were not computed.
 
     Args:
         estimate: The values of all layer pairs.
-        on_diagonal: Whether only equal layers have values across the models.
+        on_diagonal: Whether layer n is compared with layer n alone; `value` is then the diagonal
+            of the matrix.
     """
     value = estimate.value
     if on_diagonal:
@@ -123,10 +126,10 @@ def _table_of_layer_pairs(
     target: pd.DataFrame,
     further_columns: Mapping[str, Float[Tensor, "l m"]],
 ) -> pd.DataFrame:
-    """Return a row for each layer pair across the two models, and then for pairs within a model.
+    """Return a row for each layer of the source with each layer of the target.
 
-    If a model is compared with itself, both kinds of rows would be the same, and there is only the
-    first.
+    Rows for the pairs of layers within the source, and then within the target, follow. They are
+    left out if a model is compared with itself, as they would be the same rows again.
 
     Args:
         comparison: Says whether there are two models.

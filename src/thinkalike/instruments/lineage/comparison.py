@@ -140,7 +140,7 @@ class PairOfBlocks:
         source: The units of the source's block.
         target: The units of the target's block.
         test: The test of units in place.
-        reading: The matching of sampled units by their input weights (what they read).
+        match_by_input: The matching of sampled units by their input weights (what they read).
         similar_share: The share of the sampled units that match one and the same unit by their
             input and by their output weights, in any order; None where they were not counted, or
             are too few to mean anything.
@@ -149,7 +149,7 @@ class PairOfBlocks:
     source: Units
     target: Units
     test: UnitTest
-    reading: Matching
+    match_by_input: Matching
     similar_share: float | None = None
 
 
@@ -228,9 +228,10 @@ def compare_models(
         target_vectors = target.reading(target_units)
         for source_units in source.units:
             source_vectors = streams.in_target_stream(source.reading(source_units))
-            reading = match_units(source_vectors, target_vectors, sample_of(source_units.units))
-            test = compare_units(source_vectors, target_vectors, reading)
-            pairs.append(PairOfBlocks(source_units, target_units, test, reading))
+            sampled = sample_of(source_units.units)  # indices of units
+            match_by_input = match_units(source_vectors, target_vectors, sampled)
+            test = compare_units(source_vectors, target_vectors, match_by_input)
+            pairs.append(PairOfBlocks(source_units, target_units, test, match_by_input))
     heads = []
     if not are_heads_too_few(source, target, n_head_tests):
         heads = _compare_attention(source, target, streams)
@@ -252,6 +253,7 @@ def are_heads_too_few(source: UnitModel, target: UnitModel, tests: int) -> bool:
     """
     if not source.heads or not target.heads:
         return True
+    # `model.heads` has an entry for each block, of which the first gives the number of heads.
     fewest = min(source.heads[0].heads, target.heads[0].heads)
     return too_few_to_test(fewest, tests, ALPHA)
 
@@ -299,7 +301,7 @@ def _add_similar_shares(comparison: Comparison) -> None:
                 source_vectors = comparison.streams.in_target_stream(source.writing(pair.source))
                 sampled = sample_of(pair.source.units)  # indices of units
                 match_by_output = match_units(source_vectors, target_vectors, sampled)
-                n_agreeing = agreeing_units(pair.reading, match_by_output)
+                n_agreeing = agreeing_units(pair.match_by_input, match_by_output)
                 pair.similar_share = n_agreeing / min(len(sampled), target_units.units)
 
 

@@ -29,6 +29,8 @@ def table_of_relations(comparisons: list[Comparison]) -> pd.DataFrame:
     for comparison in comparisons:
         origins = table_of_origins(comparison)
         with_origin = origins[origins["p_corrected"] < ALPHA]
+        # Several target blocks may come from one source block, so there may be more of them than
+        # `blocks`; counts and shares are then capped.
         blocks = min(len(comparison.source.units), len(comparison.target.units))
         shares = with_origin["in_place"] / with_origin["units"]
         coordinates = comparison.streams.coordinates

@@ -162,9 +162,9 @@ class LineageInstrument(
         # A block with experts has several groups of units, of which the largest share counts.
         shares: pd.DataFrame = by_layers.max().reset_index()
         most_units = int(blocks["units"].max())
-        about = f"of up to {most_units:,} hidden units of a block"
+        subtitle = f"of up to {most_units:,} hidden units of a block"
         label = "share of units in place"
-        figures.layer_heatmaps(shares, folder, "units_in_place", label, about=about)
+        figures.layer_heatmaps(shares, folder, "units_in_place", label, about=subtitle)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the pairs of blocks with the lowest p-value first."""
@@ -224,6 +224,7 @@ def _facts_of_streams(comparison: Comparison) -> dict[str, object]:
     """
     heads = 0
     if comparison.source.heads and comparison.target.heads:
+        # The first block gives the number of heads of each block.
         heads = min(comparison.source.heads[0].heads, comparison.target.heads[0].heads)
     return {
         "source": comparison.source.name,

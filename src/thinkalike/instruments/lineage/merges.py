@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -71,8 +72,8 @@ def _shared_blocks_by_block(
             block = pair.target if is_target else pair.source
             other_block = pair.source if is_target else pair.target
             # The strongest evidence has the smallest p-value, and then the most similar depth.
-            sort_key = (pair.test.log_p, abs(block.block - other_block.block), other_block)
-            strongest[block] = min(sort_key, strongest.get(block, sort_key))
+            evidence = (pair.test.log_p, abs(block.block - other_block.block), other_block)
+            strongest[block] = min(evidence, strongest.get(block, evidence))
         for block, (_, _, other_block) in strongest.items():
             is_same_shape = (block.units, block.width) == (other_block.units, other_block.width)
             if is_same_shape:
@@ -121,6 +122,16 @@ def _vector_of_weights(model: UnitModel, units: Units) -> Float[Tensor, " n"]:
     return torch.cat([model.reading(units).flatten(), model.writing(units).flatten()])
 
 
+class BlocksOfSameParents(NamedTuple):
+    """Successive blocks of a merged model that have the same parents."""
+
+    parents: tuple[str, ...]
+    """The names of the parents."""
+
+    layers: list[int]
+    """The numbers of the blocks."""
+
+
 def merges_in_words(merges: pd.DataFrame) -> Iterator[str]:
     """Yield a sentence for each merged model, which names its parents with their weights.
 
@@ -132,17 +143,16 @@ def merges_in_words(merges: pd.DataFrame) -> Iterator[str]:
     for target, rows_of_target in merges.groupby("target", sort=False):
         blocks = rows_of_target.groupby(["target_layer", "target_module"], sort=False)
         parents_of_block = blocks["source"].agg(tuple)
-        runs: list[tuple[tuple[str, ...], list[int]]] = []  # the parents, and their blocks
+        runs: list[BlocksOfSameParents] = []
         layers = parents_of_block.index.get_level_values("target_layer")
         for layer, parents in zip(layers, parents_of_block, strict=True):
-            if runs and runs[-1][0] == parents:
-                _, layers_of_run = runs[-1]
-                layers_of_run.append(int(layer))
+            if runs and runs[-1].parents == parents:
+                runs[-1].layers.append(int(layer))
             else:
-                runs.append((parents, [int(layer)]))
-        clauses = [
-            _parents_of_run_in_words(rows_of_target, parents, layers) for parents, layers in runs
-        ]
+                runs.append(BlocksOfSameParents(parents, [int(layer)]))
+        clauses = []
+        for run in runs:
+            clauses.append(_parents_of_run_in_words(rows_of_target, run.parents, run.layers))
         yield f"{target} is a merge: {'; '.join(clauses)}."
 
 

@@ -19,10 +19,10 @@ from thinkalike.store import Result
 # The largest share of a block's units that agreed in what they read and write between two models
 # of independent training, after their streams were aligned: SmolLM2-135M and Gemma 3 270M. Bundled
 # models of other seeds reach 3 %.
-SIMILARITY_OF_INDEPENDENT = 0.12
+LARGEST_SHARE_OF_INDEPENDENT = 0.12
 
 # A copy whose units were only reordered keeps nearly all such units, and a tuned one most of them.
-REORDERED = 0.25
+LEAST_SHARE_OF_REORDERED_COPY = 0.25
 
 CERTAIN_P = 0.9995  # three decimals show a larger p as 1
 
@@ -87,7 +87,11 @@ class BlockRun:
 
     @property
     def p(self) -> float:
-        """The largest p-value of these blocks; the smallest if they have no origin."""
+        """The largest p-value of these blocks; the smallest if they have no origin.
+
+        So it is the weakest evidence for the origins of these blocks, or the strongest evidence
+        among blocks that have none.
+        """
         values = [float(row["p_corrected"]) for row in self.rows]
         has_origin = self.shift is not None
         if has_origin:
@@ -334,9 +338,9 @@ def similarity_in_words(runs: list[BlockRun]) -> Iterator[str]:
         f"Similarity: in any order, {share} of the units of block {row['target_layer']} match a "
         f"unit of one block of {row['source']} in both their input and their output weights. "
         f"Between independently trained models, up to "
-        f"{number_text(SIMILARITY_OF_INDEPENDENT, '.0%')} do; of a reordered copy, most do."
+        f"{number_text(LARGEST_SHARE_OF_INDEPENDENT, '.0%')} do; of a reordered copy, most do."
     )
-    if row["similar_units"] > REORDERED:
+    if row["similar_units"] > LEAST_SHARE_OF_REORDERED_COPY:
         sentence += " It may be a copy with reordered units, which no test here can prove."
     yield sentence
 

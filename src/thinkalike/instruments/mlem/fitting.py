@@ -39,7 +39,7 @@ REFERENCE = "split_half_reference"
 REFERENCE_OF_WORDS = "split_half_reference_of_words"
 """The column of the split-half reference of words."""
 
-GIVEN_WORD = (
+COLUMNS_GIVEN_WORD = (
     "conditional_on_word",
     "conditional_on_word_low",
     "conditional_on_word_high",
@@ -223,7 +223,7 @@ def importance_given_word(
         return {}
     n_layers = len(states_of_all_layers(sides))
     # Axes: (importance and the ends of its interval, layer, feature).
-    values = np.full((len(GIVEN_WORD), n_layers, len(stimuli.names)), nan)
+    values = np.full((len(COLUMNS_GIVEN_WORD), n_layers, len(stimuli.names)), nan)
     for overlap in overlaps:
         values[:, :, stimuli.names.index(overlap.feature)] = 0.0
 
@@ -241,7 +241,10 @@ def importance_given_word(
         for feature in varying_features:
             index = stimuli.names.index(feature)
             values[:, :, index] = fitted[:, :, index].numpy()
-    return {name: column.flatten() for name, column in zip(GIVEN_WORD, values, strict=True)}
+    columns: Columns = {}
+    for name, column in zip(COLUMNS_GIVEN_WORD, values, strict=True):
+        columns[name] = column.flatten()  # a value for each layer and feature
+    return columns
 
 
 def _with_words_as_feature(stimuli: Stimuli) -> tuple[Stimuli, str]:
@@ -278,40 +281,41 @@ def split_half_references(
     # The text of a row is equal for stimuli with the same combination of features.
     combinations = [repr(row) for row in stimuli.features.itertuples(index=False)]
     return {
-        **_split_half_columns(REFERENCE, combinations, config, stimuli, sides),
-        **_split_half_columns(REFERENCE_OF_WORDS, stimuli.words, config, stimuli, sides),
+        **_columns_of_split_half(REFERENCE, combinations, config, stimuli, sides),
+        **_columns_of_split_half(REFERENCE_OF_WORDS, stimuli.words, config, stimuli, sides),
     }
 
 
-def _split_half_columns(
+def _columns_of_split_half(
     name: str,
-    cells: Sequence[str],
+    group_names: Sequence[str],
     config: AnalyzeConfig,
     stimuli: Stimuli,
     sides: Sequence[StimulusStates],
 ) -> Columns:
     """Return the columns of one split-half reference: its value and the ends of its interval.
 
-    They are NaN, and a warning says why, where it cannot be computed.
+    The reference is Spearman's ρ between the mean distances of groups of stimuli in two halves of
+    the stimuli. Where it cannot be computed, the columns are NaN, and a warning says why.
 
     Args:
         name: The name of the first column.
-        cells: A name for the group of each stimulus; mean distances are between groups.
+        group_names: The name of each stimulus's group: its word, or its combination of features.
         config: The job.
         stimuli: The stimuli.
         sides: Their states in each model or recording.
     """
     measure = config.measure_as(MLEMConfig)
-    groups = sentences_for_folds(config, stimuli)
+    sentences = sentences_for_folds(config, stimuli)  # None: halves may divide a sentence
     title = name.replace("_", " ")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             reference = split_half_reference(
-                cells,
+                group_names,
                 states_of_all_layers(sides),
                 measure.distance,
-                groups=None if groups is None else groups.tolist(),
+                groups=None if sentences is None else sentences.tolist(),
                 splits=measure.references,
                 seed=config.seed,
             )

@@ -48,7 +48,7 @@ from thinkalike.instruments.of_stimuli import (
     stimuli_facts,
     stimuli_in_words,
     stimulus_states_to_compare,
-    warn_of_words,
+    warn_of_features_confounded_with_words,
 )
 from thinkalike.job import Outcome, Work
 from thinkalike.job.inputs import Inputs
@@ -125,7 +125,7 @@ class FeatureProfiles(
             )
         stimuli = compared.stimuli
         sides = compared.sides
-        warn_of_words(stimuli)
+        warn_of_features_confounded_with_words(stimuli)
         model, importance = fit_profiles(config, stimuli, sides)
 
         rows = rows_of_sides(sides)
@@ -149,7 +149,7 @@ class FeatureProfiles(
             profiles["including_massive_activations"] = profile.flatten().numpy()
             scores["including_massive_activations"] = importance_with_massive.score().value.numpy()
         tables = {"scores": scores, **tables}
-        tables |= self.beside(config, stimuli, sides, profiles, scores)
+        tables |= self.further_tables(config, stimuli, sides, profiles, scores)
         return Outcome(
             profiles,
             {"mean_score": float(scores["score"].mean()), "stimuli": float(len(stimuli))},
@@ -173,7 +173,7 @@ class FeatureProfiles(
         split_half_references(config, stimuli, sides)
         importance_given_word(config, stimuli, sides)
 
-    def beside(
+    def further_tables(
         self,
         config: AnalyzeConfig,
         stimuli: Stimuli,
@@ -194,16 +194,16 @@ class FeatureProfiles(
         """
         return {}
 
-    def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def profiles_and_scores_to_show(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return the profiles (layer by feature) and scores (by layer) to show and draw."""
         return result.details, result.tables["scores"]
 
     def draw(self, result: Result, folder: Path) -> None:
         """Draw importances and scores by layer, and the similarity of layers if it is known."""
         stimuli = f"{result.provenance['stimuli']['count']:,} stimuli"
-        about = f"{stimuli}\nbands: 95 % intervals over folds"
-        profiles, scores = self.shown(result)
-        figures.profiles(profiles, scores, folder, about=about)
+        subtitle = f"{stimuli}\nbands: 95 % intervals over folds"
+        profiles, scores = self.profiles_and_scores_to_show(result)
+        figures.profiles(profiles, scores, folder, about=subtitle)
         if "similarity" in result.tables:
             by_title = {"weighted τ of profiles": result.tables["similarity"]}
             figures.similarity(by_title, folder, about=stimuli)
@@ -231,7 +231,7 @@ class FeatureProfiles(
     def show(self, result: Result) -> None:
         """Print what the features explain in each model, and what the numbers mean."""
         stimuli = result.provenance["stimuli"]
-        profiles, scores = self.shown(result)
+        profiles, scores = self.profiles_and_scores_to_show(result)
         show_scores(profiles, scores)
         intervals = "; 95 % intervals are over folds"
         if "subjects" in result.provenance:

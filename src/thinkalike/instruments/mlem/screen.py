@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from thinkalike.instruments.mlem.fitting import GIVEN_WORD, REFERENCE
-from thinkalike.instruments.mlem.table import SHARE
+from thinkalike.instruments.mlem.fitting import COLUMNS_GIVEN_WORD, REFERENCE
+from thinkalike.instruments.mlem.table import SHARE_OF_REFERENCE
 from thinkalike.screen import (
     Table,
     capitalised,
@@ -142,14 +142,14 @@ def _show_sentences(
 ) -> NamedInSentences:
     """Print in sentences what the features explain of one model.
 
-    Returns:
-        The layers and features that the sentences name, so that a table can show them.
-
     Args:
         model: The name of the model.
-        profiles: Its rows of the table of profiles.
-        scores: Its rows of the table of scores.
+        profiles: The importance of each feature in each layer of the model, a row for each.
+        scores: The held-out score of each layer of the model, a row for each.
         most_changes: How many changes over depth are named at most.
+
+    Returns:
+        The layers and features that the sentences name, so that a table can show them.
     """
     best = scores.iloc[int(scores["score"].argmax())]
     peak = profiles.iloc[int(profiles["importance"].argmax())]
@@ -250,8 +250,8 @@ def _best_in_words(best: pd.Series) -> str:
     """
     score = span(best["score"], best["low"], best["high"], ".3f")
     sentence = f"the features predict distances best in layer {best['layer']}, with ρ {score}"
-    if isfinite(best.get(SHARE, nan)):
-        share = number_text(best[SHARE], ".0%")
+    if isfinite(best.get(SHARE_OF_REFERENCE, nan)):
+        share = number_text(best[SHARE_OF_REFERENCE], ".0%")
         sentence += f", {share} of the split-half reference of {best[REFERENCE]:.3f}"
     if isfinite(best.get("lower", nan)):
         sentence += f", and a noise ceiling of {best['lower']:.3f} to {best['upper']:.3f}"
@@ -311,7 +311,7 @@ def _rows_given_word(profiles: pd.DataFrame) -> list[pd.Series]:
     Args:
         profiles: The rows of one model in the table of profiles.
     """
-    column, _, _ = GIVEN_WORD
+    column, _, _ = COLUMNS_GIVEN_WORD
     if column not in profiles:
         return []
     rows = []
@@ -322,7 +322,7 @@ def _rows_given_word(profiles: pd.DataFrame) -> list[pd.Series]:
 
 def _importance_given_word(row: pd.Series) -> str:
     """Return in words how important a feature is conditional on the identity of the word."""
-    column, low, high = GIVEN_WORD
+    column, low, high = COLUMNS_GIVEN_WORD
     importance = span(row[column], row[low], row[high], ".3f")
     return (
         f"Conditional on the word, {row['feature']} has importance {importance} in layer "

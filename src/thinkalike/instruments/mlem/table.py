@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 
 from thinkalike.data.stimuli import Stimuli
-from thinkalike.instruments.mlem.fitting import GIVEN_WORD, REFERENCE, REFERENCE_OF_WORDS
+from thinkalike.instruments.mlem.fitting import COLUMNS_GIVEN_WORD, REFERENCE, REFERENCE_OF_WORDS
 from thinkalike.instruments.mlem.settings import MLEMConfig
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.mlem.encoding_model import MLEM
@@ -18,7 +18,7 @@ from thinkalike.tables import matrix_rows, repeated_rows
 
 log = logging.getLogger(__name__)
 
-SHARE = "share_of_reference"
+SHARE_OF_REFERENCE = "share_of_reference"
 """The column of the share of the split-half reference that a score is."""
 
 
@@ -29,12 +29,12 @@ def _names_with_ends(name: str) -> tuple[str, str, str]:
 
 BLANK = (
     "alpha",
-    SHARE,
+    SHARE_OF_REFERENCE,
     *_names_with_ends(REFERENCE),
     *_names_with_ends(REFERENCE_OF_WORDS),
     "p",
     "p_corrected",
-    *GIVEN_WORD,
+    *COLUMNS_GIVEN_WORD,
 )
 """Columns that may have empty cells."""
 
@@ -101,7 +101,7 @@ def with_share_of_reference(scores: pd.DataFrame) -> pd.DataFrame:
         return scores
     reference = scores[REFERENCE]
     share = scores["score"] / reference.where(reference > 0)
-    return scores.assign(**{SHARE: share})
+    return scores.assign(**{SHARE_OF_REFERENCE: share})
 
 
 def similarity_table(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
@@ -154,10 +154,10 @@ def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFra
     """
     levels_by_feature = stimuli.codes().levels
     tables = []
-    for feature_index, level_codes, weights, _ in model.level_weights_:
-        feature = stimuli.names[feature_index]
+    for level_weights in model.level_weights_:  # one entry for each nominal feature
+        feature = stimuli.names[level_weights.feature]
         levels = []
-        for code in level_codes.tolist():  # the index of the level; NaN for missing values
+        for code in level_weights.values.tolist():  # the index of a level; NaN: missing values
             if np.isnan(code):
                 levels.append("missing")
             else:
@@ -165,8 +165,9 @@ def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFra
         first, second = np.triu_indices(len(levels), 1)  # each pair of different levels once
         first_levels = [levels[index] for index in first]
         second_levels = [levels[index] for index in second]
-        weights_of_pairs = weights[:, first, second]  # (layer, pair of levels)
+        weights_of_pairs = level_weights.weights[:, first, second]  # (layer, pair of levels)
         table = repeated_rows(rows, "level", first_levels, weight=weights_of_pairs)
+        # All pairs of levels follow each other in the first layer, then in the second, and so on.
         tables.append(table.assign(feature=feature, other_level=second_levels * len(rows)))
     if not tables:
         return pd.DataFrame()

@@ -24,7 +24,7 @@ from thinkalike.instruments.of_stimuli import (
     stimuli_facts,
     stimuli_in_words,
     stimulus_states_to_compare,
-    warn_of_words,
+    warn_of_features_confounded_with_words,
 )
 from thinkalike.instruments.rsa.distances import RSAConfig, distances_of_sides
 from thinkalike.instruments.rsa.similarity import (
@@ -43,7 +43,7 @@ from thinkalike.states.stimuli import Compared, StimulusStates, numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows
 
-SIGNS = {
+NAMES_OF_COMPARATORS = {
     "spearman": "Spearman's ρ",
     "tau_a": "Kendall's τ_a",
     "corr": "Pearson's r",
@@ -106,7 +106,7 @@ class RSA(
                 config, work.input("stimuli", Stimuli)
             )
         stimuli = compared.stimuli
-        warn_of_words(stimuli)
+        warn_of_features_confounded_with_words(stimuli)
         try:
             similarity, columns = _similarity(config, compared, with_massive)
         except ValueError as error:
@@ -138,9 +138,9 @@ class RSA(
 
     def draw(self, result: Result, folder: Path) -> None:
         """Draw a map of the similarity of all layers."""
-        sign = SIGNS[result.config["measure"]["comparator"]]
-        about = f"{result.scalars['stimuli']:,.0f} stimuli"
-        figures.similarity({f"{sign} of distances": result.details}, folder, about=about)
+        label = NAMES_OF_COMPARATORS[result.config["measure"]["comparator"]]
+        subtitle = f"{result.scalars['stimuli']:,.0f} stimuli"
+        figures.similarity({f"{label} of distances": result.details}, folder, about=subtitle)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the most similar layers first."""
@@ -174,13 +174,13 @@ class RSA(
             )
             return
         stimuli = result.provenance["stimuli"]
-        sign = SIGNS[result.config["measure"]["comparator"]]
+        label = NAMES_OF_COMPARATORS[result.config["measure"]["comparator"]]
         most_similar = pairs.iloc[int(pairs["value"].argmax())]
         least_similar = pairs.iloc[int(pairs["value"].argmin())]
-        show_text(f"Most similar: {_layers_and_similarity(most_similar, sign)}.")
+        show_text(f"Most similar: {_layers_and_similarity(most_similar, label)}.")
         if len(pairs) > 1:
-            show_text(f"Least similar: {_layers_and_similarity(least_similar, sign)}.")
-            _show_map(result, pairs, sign)
+            show_text(f"Least similar: {_layers_and_similarity(least_similar, label)}.")
+            _show_map(result, pairs, label)
         show_text(
             f"Compared by the distances of {stimuli_in_words(stimuli)}; "
             "95 % intervals are over their groups."
@@ -228,17 +228,17 @@ def _similarity(
     return similarity, columns
 
 
-def _layers_and_similarity(row: pd.Series, sign: str) -> str:
+def _layers_and_similarity(row: pd.Series, label: str) -> str:
     """Return the layers of a row in words, with their similarity and its p-values if known.
 
     Args:
         row: A row of the table of layer pairs.
-        sign: What the similarity is called, such as "Spearman's ρ".
+        label: What the similarity is called, such as "Spearman's ρ".
     """
     similarity = span(row["value"], row["low"], row["high"], ".3f")
     in_words = (
         f"layer {row['source_layer']} of {row['source']} and layer {row['target_layer']} of "
-        f"{row['target']}, {sign} {similarity}"
+        f"{row['target']}, {label} {similarity}"
     )
     if pd.isna(row.get("p")):
         return in_words
@@ -248,7 +248,7 @@ def _layers_and_similarity(row: pd.Series, sign: str) -> str:
     )
 
 
-def _show_map(result: Result, pairs: pd.DataFrame, sign: str) -> None:
+def _show_map(result: Result, pairs: pd.DataFrame, label: str) -> None:
     """Print a map of the similarity of all layers of two models, or of one with itself.
 
     Nothing is printed where more than two models or recordings are compared.
@@ -256,7 +256,7 @@ def _show_map(result: Result, pairs: pd.DataFrame, sign: str) -> None:
     Args:
         result: The result.
         pairs: The rows of layer pairs of different models, or of one model if there is only one.
-        sign: What the similarity is called, such as "Spearman's ρ".
+        label: What the similarity is called, such as "Spearman's ρ".
     """
     names = pairs[["source", "target"]].drop_duplicates()
     if len(names) > 1:
@@ -267,14 +267,14 @@ def _show_map(result: Result, pairs: pd.DataFrame, sign: str) -> None:
     models = f"{source} (rows) and {target} (columns)"
     if source == target:
         models = f"the layers of {source}"
-    show_note(f"{sign} of the distances of stimuli, {models}:")
+    show_note(f"{label} of the distances of stimuli, {models}:")
     values = shown.pivot(index="source_layer", columns="target_layer", values="value")
     rows = shown["source_layer"].unique()
     columns = shown["target_layer"].unique()
     show_map(values.loc[rows, columns])
     show_note(
         f"Each cell compares two layers: the distances between all pairs of stimuli in one layer "
-        f"with the distances between the same pairs in the other, by {sign}."
+        f"with the distances between the same pairs in the other, by {label}."
     )
     show_layer_note(result)
 

@@ -78,13 +78,11 @@ def p_values(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         test = mantel(
-            layers,
-            None,  # every two layers are compared
-            "euclidean",
-            measure.permutations,
-            seed,
-            measure.comparator,
-            stimuli.groups,
+            layers,  # without further layers, every two of these are compared
+            permutations=measure.permutations,
+            seed=seed,
+            comparator=measure.comparator,
+            groups=stimuli.groups,
         )
     for warning in caught:
         log.warning("warning: %s: %s", stimuli.source, warning.message)

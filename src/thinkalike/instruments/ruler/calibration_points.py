@@ -40,7 +40,7 @@ UNTRAINED = "untrained"
 """The calibration point of the same architecture with new initial weights and the model's own
 embedding."""
 
-TEXT = "other text"
+OTHER_TEXT = "other text"
 """The calibration point of the model's own states of other text."""
 
 MIXING = "local mixing"
@@ -216,8 +216,8 @@ def _resumed_or_new_states(
     """Return the states of a calibration point that a stopped run of the job saved, or read them.
 
     A calibration point is a changed copy of a side's model, such as one rounded to 4 bits, or
-    another reader that the model is compared with. States that are read now are saved, so that the
-    job can resume.
+    something else that the model is compared with. States that are read now are saved, so that
+    the job can resume.
 
     Args:
         comparison: Reads the text with a calibration point.
@@ -244,7 +244,7 @@ def _next_calibration_point(
 ) -> str | None:
     """Return the name of the calibration point to measure next; None: there are enough.
 
-    A calibration point is a changed copy of the model, or another reader, that the model is
+    A calibration point is a changed copy of the model, or something else that the model is
     compared with. Local mixing (untrained networks that only mix earlier tokens) comes first, then
     rounded copies, the untrained copy, and what `further` names. Copies are rounded to further
     numbers of bits until the similarity of the two models, at each layer pair where it is above
@@ -314,9 +314,11 @@ def greatest_at_each_pair(values: Sequence[Values]) -> Values:
     chosen whose value on all documents (replicate 0), as a mean of both directions, is greatest.
     """
     stacked = torch.stack(list(values))  # (similarity, pair, direction, replicate)
-    index_of_greatest = stacked[..., 0].mean(-1).argmax(0)  # (pair)
+    value_of_all_documents = stacked[..., 0].mean(-1)  # (similarity, pair)
+    index_of_greatest = value_of_all_documents.argmax(0)  # (pair)
+    # Both indices have an entry for each pair, so that one similarity is taken at each pair.
     pair_indices = torch.arange(stacked.shape[1])
-    return stacked[index_of_greatest, pair_indices]
+    return stacked[index_of_greatest, pair_indices]  # (pair, direction, replicate)
 
 
 def difference_interval(difference: Float[Tensor, "l replicates"]) -> Estimate:

@@ -16,7 +16,7 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues, setti
 from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.ruler.calibration_points import (
     BLOCKS_AWAY,
-    TEXT,
+    OTHER_TEXT,
     check_has_ruler,
     measure_calibration_points,
 )
@@ -61,13 +61,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEPTHS = 5
+MOST_LAYER_PAIRS = 5
 """So many layer pairs of equal relative depth are compared, unless `layers=` names some."""
 
 OWN_POINTS: Mapping[str, Sequence[str]] = {
     "bits": (),
     "layers": tuple(BLOCKS_AWAY),
-    "text": (TEXT,),
+    "text": (OTHER_TEXT,),
 }
 """The calibration points that the words of the setting `calibration_points` stand for; any other
 word names a model. Copies of fewer bits are always there."""
@@ -115,12 +115,12 @@ class RulerConfig(MeasureConfig):
         """The names and folders of the models that are calibration points."""
         return [name for name in self.calibration_points if name not in OWN_POINTS]
 
-    def further_of(self, model: StateSource) -> list[str]:
+    def further_points_of(self, model: StateSource) -> list[str]:
         """Return the names of a model's further calibration points, besides rounded copies.
 
         A calibration point is something that the model is compared with, such as its own layer
         some blocks away. "k blocks away" is left out if the model has fewer than 2k blocks, as
-        some of its layers then have no layer that is k blocks away.
+        some of its layers then have no layer that is k blocks away, before or after them.
         """
         points = []
         for word in self.calibration_points:
@@ -184,16 +184,17 @@ class RulerInstrument(
         At each layer pair, maps are fitted between the two models, and between each model and each
         of its rounded copies.
         """
-        layer_pairs = DEPTHS
+        layer_pairs = MOST_LAYER_PAIRS
         if config.layers not in ("same", "all"):
             layer_pairs = len(config.layers)
         width = max(shape.width for shape in shapes.values())
         words = config.measure_as(RulerConfig).words
-        seconds_of_layer, seconds_of_pair = seconds_of_maps(words, width)
+        seconds = seconds_of_maps(words, width)
         copies = 2 * len(BITS_OF_COPIES)  # 2 for both models
-        # Layers of two models and of their copies; pairs of both models, and of model and copy.
-        seconds_of_layers = (2 + copies) * seconds_of_layer
-        seconds_of_pairs = (1 + copies) * seconds_of_pair
+        # At each layer pair there are a layer of either model and of each copy, the pair of both
+        # models, and a pair of each copy with its model.
+        seconds_of_layers = (2 + copies) * seconds.per_layer
+        seconds_of_pairs = (1 + copies) * seconds.per_pair
         return layer_pairs * (seconds_of_layers + seconds_of_pairs)
 
     def reductions(
@@ -234,7 +235,7 @@ class RulerInstrument(
                 readers=readers,
                 keeps_massive=measure.massive == "keep",
             )
-        values = measure_calibration_points(comparison, models, work, measure.further_of)
+        values = measure_calibration_points(comparison, models, work, measure.further_points_of)
         log_left_out_words(comparison)
 
         scalars = comparison.numbers()
@@ -296,8 +297,8 @@ class RulerInstrument(
 def _layer_pairs(layers: LayerChoice, models: Sequence[StateSource]) -> list[tuple[int, int]]:
     """Return the layer pairs that are compared.
 
-    For "same", the default, these are at most `DEPTHS` pairs of equal relative depth. A folder of
-    states may lack some layers; pairs with such a layer are not chosen.
+    For "same", the default, these are at most `MOST_LAYER_PAIRS` pairs of equal relative depth. A
+    folder of states may lack some layers; pairs with such a layer are not chosen.
 
     Args:
         layers: The setting `layers=`.
@@ -308,5 +309,5 @@ def _layer_pairs(layers: LayerChoice, models: Sequence[StateSource]) -> list[tup
         return pairs_of_layers(layers, source.n_layers, target.n_layers)
     have_all_layers = all(len(model.layers) == model.n_layers for model in models)
     if have_all_layers:
-        return layers_at_depths(DEPTHS, source.n_layers, target.n_layers)
-    return pairs_of_sources(DEPTHS, source, target)
+        return layers_at_depths(MOST_LAYER_PAIRS, source.n_layers, target.n_layers)
+    return pairs_of_sources(MOST_LAYER_PAIRS, source, target)

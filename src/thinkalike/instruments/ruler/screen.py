@@ -101,9 +101,14 @@ def _meaning_of_bits(table: pd.DataFrame, sides: Sequence[str]) -> str:
 def show_further_points(points: pd.DataFrame) -> None:
     """Print for each model a table of its further calibration points, by layer.
 
-    Calibration points are readers of known similarity to the model. Rounded copies, the untrained
-    copy and local mixing (networks that only mix tokens) are left out here. If there are no other
-    points, nothing is printed.
+    A calibration point is something that a model is compared with to give its similarity to a
+    second model a scale. Rounded copies, the untrained copy and local mixing (networks that only
+    mix tokens) are not in this table. If there are no other points, such as the model's own
+    layers some blocks away, nothing is printed.
+
+    Args:
+        points: A row for each calibration point and layer of each model, with the similarity
+            `value`. `bits` is NaN except for rounded copies.
     """
     is_further = points["bits"].isna() & ~points["calibration_point"].isin([MIXING, UNTRAINED])
     for model, rows in points[is_further].groupby("model", sort=False):

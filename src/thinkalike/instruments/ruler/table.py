@@ -153,7 +153,8 @@ def _equivalent_bit_width(
     lowest = torch.tensor(float(BITS_OF_COPIES[0]), dtype=torch.float64)
     bits_of_copies = sorted(int(name) for name in points if name.isdigit())
     if not bits_of_copies:
-        return Estimate(lowest, lowest, lowest * math.nan)
+        unknown = lowest * math.nan
+        return Estimate(lowest, lowest, unknown)  # the value and the ends of its interval
     values_of_copies = []
     for bits in bits_of_copies:
         values_of_copies.append(points[str(bits)].mean(1)[pair_index])
@@ -184,10 +185,12 @@ def calibration_points_table(
     layers: Sequence[Sequence[int]],
     points: Sequence[Mapping[str, Values]],
 ) -> pd.DataFrame:
-    """Return one row for each calibration point and layer of each model.
+    """Return one row for each calibration point and layer of each model, with their similarity.
 
-    A calibration point is a reader of known similarity to a model, such as a copy rounded to 4
-    bits.
+    A calibration point is something that a model is compared with to give a scale to its
+    similarity to a second model, such as a copy rounded to 4 bits. `value` is the mean of both
+    directions, `low` and `high` are the ends of its interval, and `bits` is NaN except for rounded
+    copies.
 
     Args:
         names: The names of the source and of the target.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,7 +22,7 @@ from thinkalike.evaluation.columns import document_counts
 from thinkalike.instruments.ruler.calibration_points import (
     BLOCKS_AWAY,
     MIXING,
-    TEXT,
+    OTHER_TEXT,
     UNTRAINED,
     RulerComparison,
     States,
@@ -65,7 +65,7 @@ PIECES_PER_PASS = 8
 MORE_WORDS = "raise measure.words, or give more text"
 """What an error about too few words tells the user to do."""
 
-WORDS_PER_ROW = 2
+WORDS_READ_PER_COMPARED_WORD = 2
 """So many words are read for each word that is compared: the others occur only once in their
 fifth of the documents, and have no mean state."""
 
@@ -97,7 +97,7 @@ def fewest_words_for_r2(widths: Iterable[int]) -> int:
     position_covariates = POSITION_FUNCTIONS * (len(widths) - 1)
     covariates = len(BAGS) * components + position_covariates
     # About half of the words that are read are compared.
-    return WORDS_PER_ROW * fewest_rows(max(widths), covariates)
+    return WORDS_READ_PER_COMPARED_WORD * fewest_rows(max(widths), covariates)
 
 
 class Words:
@@ -145,6 +145,7 @@ class Words:
                 "more text"
             )
         warn_of_few_documents(data, documents)
+        # Documents are numbered such that the number modulo 10 is the part of the jackknife.
         self.documents = numbered_by_part(self.text.owners)
         self.forms = self.text.forms
 
@@ -156,15 +157,16 @@ class Words:
         A layer that is given twice is read once, and its tensor is returned twice.
 
         Args:
-            model: The model, or a reader that only mixes the embeddings of earlier tokens.
-            layers: What the reader calls its layers.
+            model: The model, or networks that only mix the embeddings of earlier tokens.
+            layers: What the model calls its layers; of networks that mix tokens, the ways of
+                mixing.
 
         Raises:
             DataError: A state is not finite.
         """
         different_layers = list(dict.fromkeys(layers))
         piece_indices = torch.arange(len(self.text.texts))
-        batches = []
+        batches = []  # for each batch of pieces of text, the states of its words at each layer
         for indices in counted(piece_indices.split(PIECES_PER_PASS), "batch"):
             text = self.text.select(indices)
             batches.append(word_states(model, text, different_layers))
@@ -229,10 +231,10 @@ class WordComparison(RulerComparison):
         self._mixing_of_model: dict[StateSource, TokenMixing] = {}
         for model in dict.fromkeys(models):  # once where a model is compared with itself
             self._mixing_of_model[model] = TokenMixing(model)
-        self._positions = []
-        self._bags: list[Tensor] = []
+        self._positions = []  # the token position of each word, for each model
+        self._bags: list[Tensor] = []  # weighted sums of earlier embeddings, (words, d) each
         for mixing in self._mixing_of_model.values():
-            (positions,) = words.states(mixing, [POSITION])
+            (positions,) = words.states(mixing, [POSITION])  # (words, 1)
             self._positions.append(positions[:, 0].long())
         for mixing in self._mixing_of_model.values():
             self._bags += words.states(mixing, list(BAGS))
@@ -311,7 +313,9 @@ class WordComparison(RulerComparison):
         compared = len(self.residual.rows)
         if compared < fewest:
             words_read = len(self.words.forms)
-            hundreds_of_words = math.ceil(fewest * words_read / compared / 100)
+            # Of the words that are read, only some are compared; the number is rounded up.
+            words_needed = fewest * words_read / compared
+            hundreds_of_words = math.ceil(words_needed / 100)
             raise DataError(
                 f"R² needs about {100 * hundreds_of_words:,} words for models of width {width:,}, "
                 f"and has {words_read:,}: {self.words.remedy}"
@@ -327,7 +331,7 @@ class WordComparison(RulerComparison):
         """
         model = self.models[side]
         layers = self.layers[side]
-        if calibration_point == TEXT:
+        if calibration_point == OTHER_TEXT:
             return []
         if calibration_point == MIXING:
             return self.words.states(self._mixing_of_model[model], CONTROLS)
@@ -360,7 +364,7 @@ class WordComparison(RulerComparison):
         what they share is chance.
         """
         predictors = self.predictors(side)
-        if calibration_point == TEXT:
+        if calibration_point == OTHER_TEXT:
             shifted_predictors = []
             for predictor in predictors:
                 half_of_words = len(predictor.states) // 2
@@ -448,11 +452,20 @@ def log_left_out_words(comparison: WordComparison, remedy: str = KEEPS_MASSIVE) 
         say_massive(is_left_out, comparison.words.quoted(is_left_out), "words", remedy)
 
 
-def seconds_of_maps(words: int, width: int) -> tuple[float, float]:
+class SecondsOfMaps(NamedTuple):
+    """How long the linear maps of R² take."""
+
+    per_layer: float
+    """The seconds for preparing the ridge predictor of a layer."""
+
+    per_pair: float
+    """The seconds for R² of a layer pair in both directions, without preparing the two layers."""
+
+
+def seconds_of_maps(words: int, width: int) -> SecondsOfMaps:
     """Return the seconds for preparing a layer's ridge predictor, and for R² of a layer pair.
 
     Both are timed with random states at up to `TIMED_ROWS` words, and extrapolated to all words.
-    The second is for both directions, without preparing the two layers.
 
     Args:
         words: How many words are read.
@@ -478,9 +491,10 @@ def seconds_of_maps(words: int, width: int) -> tuple[float, float]:
         source, target = random_predictors(rows, 2)
         both_ways(source, target)
 
-    rows = words // WORDS_PER_ROW  # the words that are compared, of those that are read
+    rows = words // WORDS_READ_PER_COMPARED_WORD  # the words that are compared
     name = f"maps of width {width}"
     seconds_of_layer = seconds_of_rows(f"{name}, a layer", prepare_layer, rows, TIMED_ROWS)
     seconds_of_both = seconds_of_rows(f"{name}, a pair", compare_layers, rows, TIMED_ROWS)
+    # Comparing two layers has prepared both of them, too.
     seconds_of_pair = max(seconds_of_both - 2 * seconds_of_layer, 0.0)
-    return seconds_of_layer, seconds_of_pair
+    return SecondsOfMaps(seconds_of_layer, seconds_of_pair)

@@ -110,7 +110,7 @@ def add_unexplained(onward: Direction, back: Direction) -> None:
     that is lost when they are mapped to the target and back. Both are computed on the evaluation
     text; variance is about the mean of the fitting text.
     """
-    setting = onward.forms.setting
+    setting = onward.closed_forms.setting
     rows = setting.corpus.report
     device = setting.target.device
     maps = []
@@ -126,7 +126,7 @@ def add_unexplained(onward: Direction, back: Direction) -> None:
         setting.target,
         setting.layer_pairs,
         maps,
-        onward.forms.moments,
+        onward.closed_forms.moments,
         rows,
         batch_rows,
     )
@@ -138,8 +138,10 @@ def add_unexplained(onward: Direction, back: Direction) -> None:
         (back, "round_trip_unexplained", ROUND_TRIP_BACK),
     ]
     for direction, name, map_index in columns:
-        share = _unexplained_shares(sums["left"][:, map_index], sums["whole"][:, map_index])
-        direction.details = direction.details.assign(**interval_columns(name, share))
+        unexplained = sums["left"][:, map_index]  # squared residuals, (pairs, documents)
+        total = sums["whole"][:, map_index]  # squared states, (pairs, documents)
+        shares = _unexplained_shares(unexplained, total)
+        direction.details = direction.details.assign(**interval_columns(name, shares))
 
 
 def _affine_map(weights: Mapping[str, Tensor], pair_index: int, device: torch.device) -> AffineMap:

@@ -91,10 +91,12 @@ class ClosedForms:
             fit: The stitch: `reads` is the model whose states it reads, at `layer`.
         """
         for pair in self.setting.layer_pairs:
-            if fit.reads is self.setting.source and fit.layer == pair[0]:
+            source_layer, _ = pair
+            if fit.reads is self.setting.source and fit.layer == source_layer:
                 return self.moments.of(pair)
         for pair in self.setting.layer_pairs:
-            if fit.layer == pair[1]:
+            _, target_layer = pair
+            if fit.layer == target_layer:
                 return self.moments.of(pair).reversed
         raise AssertionError(f"no layer pair has the layer that {fit} reads")
 
@@ -116,12 +118,13 @@ def gather_statistics(setting: StitchSetting) -> FitStatistics:
     the source reads nothing. With controls, the mean states of pairs of tokens are computed, too.
     """
     target = setting.target
-    tokens = setting.corpus.fit.tokens
+    tokens = setting.corpus.fit.tokens  # (rows, t)
     means_class = TokenMeans
     if setting.config.controls:
         means_class = BigramMeans
-    # Empty at first; only the tokens of the evaluation text need a mean.
-    means = means_class(target, setting.target_layers, tokens[:0], setting.corpus.report.tokens)
+    # The means are of no rows yet; only the tokens of the evaluation text need one.
+    no_rows = tokens[:0]
+    means = means_class(target, setting.target_layers, no_rows, setting.corpus.report.tokens)
 
     moments = None
     rows_read = 0

@@ -34,14 +34,14 @@ class Direction:
     """One direction of a job.
 
     Attributes:
-        forms: The closed forms of its layer pairs.
+        closed_forms: The closed forms of its layer pairs.
         details: One row for each layer pair.
         weights: The stitches that the result keeps.
         arrays: The arrays that the result keeps.
         sums: The sums by document, which are among the arrays.
     """
 
-    forms: ClosedForms
+    closed_forms: ClosedForms
     details: pd.DataFrame
     weights: dict[str, Tensor]
     arrays: dict[str, np.ndarray]
@@ -88,13 +88,13 @@ def stitches_of_direction(
             random_source = randomised(setting.source, setting.seed)
             untrained = ClosedForms(replace(setting, source=random_source))
             del random_source
-    forms = ClosedForms(setting, statistics.moments)
+    closed_forms = ClosedForms(setting, statistics.moments)
     with work.phase("fit"):
-        first = fit_stitches(forms, run, loggers, untrained)
+        first = fit_stitches(closed_forms, run, loggers, untrained)
         further_seeds = _further_seeds(setting, statistics.moments, run)
     with work.phase("report"):
         maps_of_seeds = {name: fits.maps for name, fits in further_seeds.items()}
-        sums = report_sums(forms, first, untrained, maps_of_seeds, statistics.means)
+        sums = report_sums(closed_forms, first, untrained, maps_of_seeds, statistics.means)
         report = setting.corpus.report
         if isinstance(report, PairedRows):
             sums["target_bytes"] = report.target_bytes
@@ -111,7 +111,7 @@ def stitches_of_direction(
     arrays = dict(first.arrays)
     for name, totals in sums.items():
         arrays[name] = totals.numpy()
-    return Direction(forms, details, weights, arrays, sums)
+    return Direction(closed_forms, details, weights, arrays, sums)
 
 
 def _further_seeds(
@@ -137,6 +137,6 @@ def _further_seeds(
         if run.name:
             training_name = f"{run.name}-{training_name}"
         setting_of_seed = replace(setting, config=config, seed=setting.seed + number)
-        forms = ClosedForms(setting_of_seed, moments)
-        fits[f"seed_{number}"] = fit_stitches(forms, replace(run, name=training_name))
+        closed_forms = ClosedForms(setting_of_seed, moments)
+        fits[f"seed_{number}"] = fit_stitches(closed_forms, replace(run, name=training_name))
     return fits

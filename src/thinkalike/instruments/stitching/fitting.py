@@ -48,52 +48,55 @@ class FittedStitches:
     Attributes:
         maps: The φ of every layer pair.
         half: The φ after half of the steps; None: they were not trained.
-        beside: Further stitches by name, one for each layer pair: `lr_x3` at three times the rate,
-            `random_source` and `floor`.
+        further_stitches: Further stitches by name, one for each layer pair: `lr_x3` is trained at
+            three times the rate, `random_source` reads a source that was never trained, and
+            `floor` goes from the target into itself.
         weights: The weights that the result keeps.
         arrays: The learning curves.
     """
 
     maps: StateMaps
     half: StateMaps | None = None
-    beside: Mapping[str, StateMaps] = field(default_factory=dict)
+    further_stitches: Mapping[str, StateMaps] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def fit_stitches(
-    forms: ClosedForms,
+    closed_forms: ClosedForms,
     run: TrainingRun,
     loggers: Sequence[Logger] = (),
     untrained: ClosedForms | None = None,
 ) -> FittedStitches:
-    """Train the map φ of every layer pair, or compute its closed form if the kind has one.
+    """Return the map φ of every layer pair, as the kind of stitch says.
+
+    It is trained, computed in closed form, or the identity.
 
     Args:
-        forms: The setting (models, layer pairs and text), and the closed forms of its maps.
+        closed_forms: The setting (models, layer pairs and text), and the closed forms of its maps.
         run: Where and how stitches are trained.
         loggers: Loggers of the learning curves.
         untrained: The closed forms of the same setting with a source that was never trained, as a
             control, whose stitches are fitted as well. Identity maps are not fitted, and have no
             such control. None: there is no control.
     """
-    setting = forms.setting
+    setting = closed_forms.setting
     kind = setting.config.kind
     if setting.config.trained:
-        return _trained_stitches(forms, run, loggers, untrained)
+        return _trained_stitches(closed_forms, run, loggers, untrained)
     if kind == "identity":
         return FittedStitches(identity_maps(setting.source, setting.layer_pairs))
 
-    maps = forms.maps(kind)
+    maps = closed_forms.maps(kind)
     weights = {}
     for index, phi in enumerate(maps):
         # The names under which trained stitches save their weights.
         weights[f"{index}.map.weight"] = phi.weight.cpu()
         weights[f"{index}.map.bias"] = phi.bias.cpu()
-    beside = {}
+    further_stitches = {}
     if untrained:
-        beside[RANDOM_SOURCE] = untrained.maps(kind)
-    return FittedStitches(maps, beside=beside, weights=weights)
+        further_stitches[RANDOM_SOURCE] = untrained.maps(kind)
+    return FittedStitches(maps, further_stitches=further_stitches, weights=weights)
 
 
 def identity_maps(model: FrozenModel, pairs: Sequence[LayerPair]) -> StateMaps:
@@ -102,24 +105,29 @@ def identity_maps(model: FrozenModel, pairs: Sequence[LayerPair]) -> StateMaps:
 
 
 def _trained_stitches(
-    forms: ClosedForms, run: TrainingRun, loggers: Sequence[Logger], untrained: ClosedForms | None
+    closed_forms: ClosedForms,
+    run: TrainingRun,
+    loggers: Sequence[Logger],
+    untrained: ClosedForms | None,
 ) -> FittedStitches:
     """Train the map φ of every layer pair, and further stitches in the same pass.
 
     Further stitches are controls, or φ at other learning rates.
 
     Args:
-        forms: The closed-form maps of the layer pairs, from which training may start, and the
-            statistics of states, for whitened coordinates.
+        closed_forms: The closed-form maps of the layer pairs, from which training may start, and
+            the statistics of states, for whitened coordinates.
         run: Where and how stitches are trained.
         loggers: What gets the learning curves.
         untrained: The closed forms of the same setting with a source that was never trained.
     """
-    setting = forms.setting
+    setting = closed_forms.setting
     config = setting.config
     pairs = setting.layer_pairs
-    fits_beside = _further_fits(setting, untrained)
-    further_fits = [stitch for fits in fits_beside.values() for stitch in fits]
+    further_fits = _further_fits(setting, untrained)
+    all_further_fits = []
+    for fits in further_fits.values():
+        all_further_fits += fits
     rows = setting.corpus.fit
     module = StitchTraining(
         setting.source,
@@ -129,13 +137,13 @@ def _trained_stitches(
         setting.seed,
         layout=rows.layout,
         limits=run.trainer,
-        beside=further_fits,
+        beside=all_further_fits,
     )
     warn_of_overfitting(module, setting.corpus.counts["fit_tokens"], rows.context)
     if config.init != "identity":
-        _start_from_closed_forms(module, forms, untrained)
+        _start_from_closed_forms(module, closed_forms, untrained)
     if config.whiten:
-        _whiten_coordinates(module, forms, untrained)
+        _whiten_coordinates(module, closed_forms, untrained)
     data = StepData(
         rows.packed(),
         config.tokens_per_step,
@@ -146,20 +154,22 @@ def _trained_stitches(
     )
     _train(module, data, setting.target, run, loggers)
 
-    # The stitches of the layer pairs come first, and then those beside them in their order.
+    # The stitches of the layer pairs come first, and then the further ones in their order. Each
+    # slice takes the next ones from the iterator.
     stitches = iter(module.stitches)
     maps = list(islice(stitches, len(pairs)))
-    beside = {name: list(islice(stitches, len(fits))) for name, fits in fits_beside.items()}
+    further_stitches: dict[str, list[nn.Module]] = {}
+    for name, fits in further_fits.items():
+        further_stitches[name] = list(islice(stitches, len(fits)))
+    floor = further_stitches.pop(FLOOR)
     if config.floor:
-        beside[FLOOR] = _floor_by_pair(setting, maps, fits_beside[FLOOR], beside[FLOOR])
-    else:
-        del beside[FLOOR]
+        further_stitches[FLOOR] = _floor_by_pair(setting, maps, further_fits[FLOOR], floor)
     weights = nn.ModuleList(maps).state_dict()
     curves = module.curve.cpu().numpy()  # (steps, stitches)
     return FittedStitches(
         maps,
         half=list(module.halfway),
-        beside=beside,
+        further_stitches=further_stitches,
         weights={name: weight.cpu().contiguous() for name, weight in weights.items()},
         arrays={"curve": curves[:, : len(pairs)], "curves_beside": curves[:, len(pairs) :]},
     )
@@ -177,6 +187,8 @@ def _further_fits(setting: StitchSetting, untrained: ClosedForms | None) -> dict
         untrained: The closed forms of an untrained source; None: there is no such control.
     """
     source = setting.source
+    # A fit is the model whose states are read, its layer, the target's layer, and a factor of the
+    # learning rate (1 by default).
     fits = {}
     for factor in setting.config.lr_multiples:
         fits[f"lr_x{factor:g}"] = [
@@ -261,7 +273,7 @@ def warn_of_overfitting(module: StitchTraining, fit_tokens: int, context: int) -
 
 
 def _start_from_closed_forms(
-    module: StitchTraining, forms: ClosedForms, untrained: ClosedForms | None
+    module: StitchTraining, closed_forms: ClosedForms, untrained: ClosedForms | None
 ) -> None:
     """Replace the initial weights of stitches by the closed-form map of their layer pair.
 
@@ -269,28 +281,28 @@ def _start_from_closed_forms(
 
     Args:
         module: The training, whose stitches are changed.
-        forms: The closed forms of the source's states.
+        closed_forms: The closed forms of the source's states.
         untrained: The closed forms of an untrained source's states; None: no stitch reads one.
     """
     # The keys are the model whose states are read, its layer, and the target's layer.
     start_by_fit: dict[tuple[object, int, int], AffineMap] = {}
-    for closed_forms in (forms, untrained):
-        if closed_forms is None:
+    for forms_of_source in (closed_forms, untrained):
+        if forms_of_source is None:
             continue
-        source = closed_forms.setting.source
-        pairs = closed_forms.setting.layer_pairs
-        for (layer, target_layer), start in zip(pairs, closed_forms.starts, strict=True):
+        source = forms_of_source.setting.source
+        pairs = forms_of_source.setting.layer_pairs
+        for (layer, target_layer), start in zip(pairs, forms_of_source.starts, strict=True):
             start_by_fit[source, layer, target_layer] = start
     starts = []
     for index, stitch_fit in enumerate(module.fits):
-        key = (stitch_fit.reads, stitch_fit.layer, stitch_fit.depth)
+        key = (stitch_fit.reads, stitch_fit.layer, stitch_fit.depth)  # depth: the target's layer
         if key in start_by_fit:
             starts.append((index, start_by_fit[key]))
     module.start_from(starts)
 
 
 def _whiten_coordinates(
-    module: StitchTraining, forms: ClosedForms, untrained: ClosedForms | None
+    module: StitchTraining, closed_forms: ClosedForms, untrained: ClosedForms | None
 ) -> None:
     """Let SGD step in coordinates in which the states that each stitch reads are white.
 
@@ -298,12 +310,12 @@ def _whiten_coordinates(
 
     Args:
         module: The training, which gets the statistics of states.
-        forms: Has the statistics of the source's states and of the target's.
+        closed_forms: Has the statistics of the source's states and of the target's.
         untrained: Has the statistics of an untrained source's states; None: no stitch reads one.
     """
     statistics = []
     for stitch in module.fits:
-        read_from = forms
+        read_from = closed_forms
         if untrained and stitch.reads is untrained.setting.source:
             read_from = untrained
         statistics.append(read_from.statistics_read_by(stitch))

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from thinkalike.measures.moments import LayerPair
     from thinkalike.models.shapes import Passes, Shape, Shapes
 
-REPORT_TOKENS = 2**18
+EVALUATION_TOKENS = 2**18
 """The tokens of the report where the data do not state them."""
 
 SHORT_ROW = 128
 """The tokens of a row where text is little."""
 
-LITTLE_REPORT = 2**14
+LITTLE_EVALUATION_TEXT = 2**14
 """Where a report has fewer tokens, rows are short."""
 
 STATISTICS_TOKENS = 2**16
@@ -102,7 +102,7 @@ def _passes_of_direction(
     stitch = config.stitch
     row = config.data.context or min(source.context, target.context)
     evaluation_tokens = estimated_token_count(
-        config.data, config.data.evaluation_tokens or REPORT_TOKENS, target.vocabulary
+        config.data, config.data.evaluation_tokens or EVALUATION_TOKENS, target.vocabulary
     )
     tokens_of_steps = stitch.steps * whole_rows(stitch.tokens_per_step, row)
     most_fit_tokens = tokens_of_steps or evaluation_tokens
@@ -168,8 +168,9 @@ def settings_of_smaller_jobs(
     target_layers = shapes["target"].layers
     shortest_context = min(shape.context for shape in shapes.values())
     row_length = config.data.context or shortest_context
-    evaluation_tokens = config.data.evaluation_tokens or REPORT_TOKENS
+    evaluation_tokens = config.data.evaluation_tokens or EVALUATION_TOKENS
     is_training_chosen = not TRAINING_SETTINGS.isdisjoint(chosen)
+    # Each reduction has a number of layer pairs, and a number that divides the amount of text.
     for layers, divisor in REDUCTIONS:
         tokens = evaluation_tokens // divisor
         settings: dict[str, object] = {}
@@ -183,10 +184,10 @@ def settings_of_smaller_jobs(
                     settings |= CLOSED_FORM
                 settings["data.fit_tokens"] = tokens
             settings["data.evaluation_tokens"] = tokens
-        if tokens < LITTLE_REPORT and shortest_context > SHORT_ROW:
+        if tokens < LITTLE_EVALUATION_TEXT and shortest_context > SHORT_ROW:
             # In shorter rows, the same number of tokens comes from more documents.
             settings["data.context"] = SHORT_ROW
-            settings["data.aligned"] = True
+            settings["data.aligned"] = True  # each row begins with a new document
         yield settings
 
 

@@ -185,16 +185,16 @@ class Stitching(
         ):
             tokens = result.arrays[array].sum()
             documents = f"{result.scalars['documents']:.0f} documents"
-            about = f"{tokens:,.0f} tokens of {documents}"
+            subtitle = f"{tokens:,.0f} tokens of {documents}"
             if models_cut_inside_blocks(result):
-                about += f"; {models_cut_inside_blocks(result)}"
+                subtitle += f"; {models_cut_inside_blocks(result)}"
             penalties = table.pivot(index="source_layer", columns="target_layer", values="penalty")
             has_all_pairs = penalties.notna().all(axis=None)
             if min(penalties.shape) > 1 and has_all_pairs:
-                figures.penalty_map(penalties, str(source), str(target), folder, about, file)
+                figures.penalty_map(penalties, str(source), str(target), folder, subtitle, file)
             else:
-                about += "\nbars: 95 % intervals over documents"
-                figures.penalties(table, folder, about, file)
+                subtitle += "\nbars: 95 % intervals over documents"
+                figures.penalties(table, folder, subtitle, file)
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the stitches first that lose least."""
@@ -330,7 +330,7 @@ def _store_stitches(
     stitch = config.stitch
     widths = None
     rank = None
-    if stitch.trained:
+    if stitch.trained:  # by these, the modules of trained maps are made anew
         widths = (setting.source.d_model, setting.target.d_model)
         rank = stitch.rank
     facts = facts_of_stitches(

@@ -65,7 +65,7 @@ class ShuffledMap:
 
 
 def report_sums(
-    forms: ClosedForms,
+    closed_forms: ClosedForms,
     fits: FittedStitches,
     untrained: ClosedForms | None,
     further_seeds: Mapping[str, StateMaps],
@@ -77,24 +77,24 @@ def report_sums(
     controls. The floor is the target stitched into itself.
 
     Args:
-        forms: The closed-form maps of the layer pairs, with the models and the text.
+        closed_forms: The closed-form maps of the layer pairs, with the models and the text.
         fits: The φ of every layer pair, and the stitches that were trained with them.
         untrained: The closed forms of a source that was never trained; None: there is no such
             control.
         further_seeds: The φ of further seeds, by name.
         means: The target's mean states of tokens, a baseline.
     """
-    setting = forms.setting
+    setting = closed_forms.setting
     target = setting.target
-    floor = fits.beside.get(FLOOR)
+    floor = fits.further_stitches.get(FLOOR)
     # If a model is stitched to itself, layer by layer, its maps φ are the floor.
     phi_is_floor = floor == fits.maps
 
-    maps = _maps_of_source(forms, fits, further_seeds)
+    maps = _maps_of_source(closed_forms, fits, further_seeds)
     controls: dict[str, Control] = {}
     if floor and not phi_is_floor:
         controls[FLOOR] = Control(target, floor, "target")
-    controls |= _controls_of_other_models(forms, fits, untrained, means)
+    controls |= _controls_of_other_models(closed_forms, fits, untrained, means)
 
     free_cached_memory(target.device)
     rows = setting.corpus.report
@@ -121,7 +121,7 @@ def report_sums(
 
 
 def _maps_of_source(
-    forms: ClosedForms, fits: FittedStitches, further_seeds: Mapping[str, StateMaps]
+    closed_forms: ClosedForms, fits: FittedStitches, further_seeds: Mapping[str, StateMaps]
 ) -> dict[str, StateMaps]:
     """Return all maps of the source's states that are evaluated: by name, a map per layer pair.
 
@@ -130,30 +130,33 @@ def _maps_of_source(
     also closed-form maps, and φ whose outputs are shuffled over tokens.
 
     Args:
-        forms: The closed forms of the source's states.
+        closed_forms: The closed forms of the source's states.
         fits: The φ of every layer pair, and the stitches that were trained with them.
         further_seeds: The φ of further seeds, by name.
     """
-    setting = forms.setting
+    setting = closed_forms.setting
     maps: dict[str, StateMaps] = {"stitch": fits.maps, **further_seeds}
     if setting.equal_widths:
         maps["identity"] = identity_maps(setting.source, setting.layer_pairs)
     if fits.half:
         maps["half"] = fits.half
-    for name, maps_of_rate in fits.beside.items():
+    for name, maps_of_rate in fits.further_stitches.items():
         if name.startswith("lr_x"):
             maps[name] = maps_of_rate
     if setting.config.controls:
-        maps["least_squares"] = forms.maps("least_squares")
+        maps["least_squares"] = closed_forms.maps("least_squares")
         if setting.equal_widths:
-            maps["procrustes"] = forms.maps("procrustes")
-            maps["bias"] = forms.maps("bias")
+            maps["procrustes"] = closed_forms.maps("procrustes")
+            maps["bias"] = closed_forms.maps("bias")
         maps["shuffled"] = [ShuffledMap(phi, setting.seed) for phi in fits.maps]
     return maps
 
 
 def _controls_of_other_models(
-    forms: ClosedForms, fits: FittedStitches, untrained: ClosedForms | None, means: TokenMeans
+    closed_forms: ClosedForms,
+    fits: FittedStitches,
+    untrained: ClosedForms | None,
+    means: TokenMeans,
 ) -> dict[str, Control]:
     """Return the controls, by name, that put states into the target that are not the source's.
 
@@ -161,18 +164,21 @@ def _controls_of_other_models(
     each pair of tokens; and, if there is an untrained source, the mapped states of that model.
 
     Args:
-        forms: The closed forms of the source's states, with their setting.
+        closed_forms: The closed forms of the source's states, with their setting.
         fits: The trained stitches, of which some may read an untrained source.
         untrained: The closed forms of an untrained source's states; None: there is no such source.
         means: The target's mean states of each token, and of each pair of tokens.
     """
-    setting = forms.setting
+    setting = closed_forms.setting
     identity = identity_maps(setting.target, setting.layer_pairs)
+    # A control has what gives the states, a map of them for each layer pair, and whose tokens and
+    # layers it reads. Mean states are the target's own, so that no map is needed.
     controls = {"token_mean": Control(means.of_current_token, identity, "target")}
     if setting.config.controls:
         controls["bigram_mean"] = Control(means, identity, "target")
     if untrained:
-        maps = fits.beside.get(RANDOM_SOURCE) or untrained.maps("least_squares")
+        # If no stitch was trained from the untrained source, its maps are in closed form.
+        maps = fits.further_stitches.get(RANDOM_SOURCE) or untrained.maps("least_squares")
         controls[RANDOM_SOURCE] = Control(untrained.setting.source, maps, "source")
     return controls
 
@@ -207,6 +213,7 @@ def losses_of_copies(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Docu
             copy = rounded_copy(target, bits)
         loss = target_losses(copy, setting.corpus.report)
         del copy  # there is memory for one copy
+        # A copy costs at least `LEAST_COST`, so that a stitch that costs nothing is above it.
         negated_cost = min(float((target_loss - loss).sum() / tokens), -LEAST_COST)
         # Every stitch is compared with the same copy.
         negated_costs_of_copies[bits] = [negated_cost] * len(negated_costs)

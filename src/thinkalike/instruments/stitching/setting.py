@@ -104,6 +104,7 @@ class StitchSetting:
             return Budget.of(device, self.memory)
         limit = None
         if device.type == "cpu":
+            # Tensors take more memory than their bytes, as memory is fragmented.
             bytes_with_states = bytes_in_use(device) + FRAGMENTATION * STATE_BYTES_ON_CPU
             limit = bytes_with_states / USABLE_SHARE  # a budget uses only this share of its limit
         return Budget.of(device, limit)

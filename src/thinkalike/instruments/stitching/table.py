@@ -44,7 +44,7 @@ BITS_PER_NAT = 1 / math.log(2)
 FEWEST_BYTES = 1
 """A document counts as so many bytes at least, also if its end alone is predicted."""
 
-HALVES_LEFT = 4
+FURTHER_HALVES = 4
 """Three times the steps are so many halves of the steps more."""
 
 NEGLIGIBLE_COST = 1e-3
@@ -63,7 +63,7 @@ BASELINES_AND_CONTROLS = (
 )
 """What has a penalty beside that of φ."""
 
-SPREADS = {
+COLUMNS_OF_MEANS = {
     "kl": "kl",
     "top1": "top1_agreement",
     "distance": "distance",
@@ -133,17 +133,17 @@ def bytes_by_document(
 
 
 def loss_sums_of_seeds(sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs seeds documents"]:
-    """Return the loss of φ summed over each document, for the φ of every seed.
+    """Return the loss of the stitched model summed over each document, for every seed.
 
     Args:
-        sums: Sums over documents by name: `stitch` is φ of the first seed, and names that begin
-            with `seed_` are φ of further seeds.
+        sums: Sums over documents by name: `stitch` is the loss with the trained map φ of the first
+            seed, and names that begin with `seed_` are the losses with φ of further seeds.
     """
-    losses = []
+    losses_of_seeds = []
     for name, loss in sums.items():
         if name == "stitch" or name.startswith("seed_"):
-            losses.append(loss)
-    return torch.stack(losses, 1)
+            losses_of_seeds.append(loss)  # (pairs, documents)
+    return torch.stack(losses_of_seeds, 1)
 
 
 def bytes_as_counts(sizes: Int[Tensor, " documents"]) -> Float[Tensor, " documents"]:
@@ -185,7 +185,7 @@ def table_of_penalties(setting: StitchSetting, sums: Mapping[str, Tensor]) -> pd
         if name in sums:
             columns |= mean_columns(f"{name}_penalty", sums[name] - target_loss, tokens)
     columns |= interval_columns("bits_per_byte", _bits_per_byte(setting, sums))
-    for name, column in SPREADS.items():
+    for name, column in COLUMNS_OF_MEANS.items():
         columns |= interval_columns(column, _mean_with_bounded_interval(name, sums))
     if "half" in sums:
         gain = left_to_gain(setting.config, sums)
@@ -316,10 +316,11 @@ def left_to_gain(
 ) -> Float[Tensor, "pairs documents"]:
     """Return an upper bound on what training three times longer would gain, in nats by document.
 
-    The bound is `HALVES_LEFT` times what the second half of the steps gained. It holds if no later
-    sequence of as many steps gains more. There is no bound, and the value is NaN, in two cases,
-    unless the stitch costs nothing: if training has not settled, as gains grow in the first steps;
-    and if training made the map φ worse, so that the map that it started from was kept.
+    The bound is `FURTHER_HALVES` (four) times what the second half of the steps gained, as three
+    times the steps have four further halves. It holds if no later sequence of as many steps gains
+    more. There is no bound, and the value is NaN, in two cases, unless the stitch costs nothing:
+    if training has not settled, as gains grow in the first steps; and if training made the map φ
+    worse, so that the map that it started from was kept.
 
     Args:
         config: The map φ and its training.
@@ -335,4 +336,4 @@ def left_to_gain(
     has_no_bound = is_start & costs_something
     if not config.has_settled:
         has_no_bound |= costs_something
-    return HALVES_LEFT * gained_by_second_half.masked_fill(has_no_bound[:, None], math.nan)
+    return FURTHER_HALVES * gained_by_second_half.masked_fill(has_no_bound[:, None], math.nan)

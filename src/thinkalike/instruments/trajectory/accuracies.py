@@ -229,10 +229,10 @@ def accuracy_curve(
         resamples: How often groups are drawn.
     """
     levels = int(labels.max()) + 1
-    accuracies = balanced_accuracies(is_right, labels, groups, levels)
+    accuracies = balanced_accuracies(is_right, labels, groups, levels)  # one for each step
     accuracy = simultaneous_band(
-        torch.stack([of_step.value for of_step in accuracies]),
-        torch.stack([of_step.replicates for of_step in accuracies], 1),
+        torch.stack([of_step.value for of_step in accuracies]),  # (s,)
+        torch.stack([of_step.replicates for of_step in accuracies], 1),  # (replicates, s)
     )
     threshold = _threshold_of_null(null)
     resampled = _resampled_accuracies(is_right, labels, groups, levels, resamples)

@@ -79,7 +79,8 @@ def checkpoints_of(model: ModelConfig, measure: TrajectoryConfig) -> Checkpoints
                 f"measure.steps={step}: {model.called} has checkpoints of these steps: "
                 f"{known_steps}"
             )
-    if len(steps) < FEWEST_CHECKPOINTS <= len(revision_by_step(model)):
+    n_all_checkpoints = len(revision_by_step(model))  # whatever the settings choose
+    if len(steps) < FEWEST_CHECKPOINTS <= n_all_checkpoints:
         raise ConfigError(
             f"{model.called}: measure.steps and measure.checkpoints choose {len(steps)} "
             "checkpoints, and a trajectory needs two; choose more"

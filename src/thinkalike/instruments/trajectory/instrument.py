@@ -149,8 +149,8 @@ class TrajectoryInstrument(
     def draw(self, result: Result, folder: Path) -> None:
         """Draw losses, similarities and accuracies over the steps."""
         name = result.provenance["models"][-1]["name"]
-        about = f"{number_of_documents(result.scalars)}\nbands: simultaneous 95 % intervals"
-        figures.trajectory(result.details, result.tables, folder, name, about)
+        subtitle = f"{number_of_documents(result.scalars)}\nbands: simultaneous 95 % intervals"
+        figures.trajectory(result.details, result.tables, folder, name, subtitle)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the steps by which the loss and the similarity to the last checkpoint settled.

@@ -281,9 +281,9 @@ class CheckpointReader:
 def _states_and_losses(
     model: FrozenModel, rows: Int[Tensor, "rows t"]
 ) -> tuple[list[Float[Tensor, "n d"]], Float[Tensor, "rows u"]]:
-    """Return the states of all tokens by layer, and the losses of all tokens but a row's first.
+    """Return the states of all n tokens by layer, and the losses of all tokens but a row's first.
 
-    Both are in float32, on the CPU.
+    There are u = t - 1 losses for a row of t tokens. Both are in float32, on the CPU.
     """
     batches = []
     losses = []

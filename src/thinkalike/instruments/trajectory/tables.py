@@ -243,7 +243,7 @@ def _table_of_layer(steps: Sequence[int], layer: int, cka: CKAResult) -> pd.Data
         layer: The number of the layer, for a column.
         cka: The CKA of the layer between every two checkpoints, in the order of `steps`.
     """
-    value = cka.with_bias  # (s, s)
+    value = cka.with_bias  # (s, s); `simultaneous_band` subtracts the bias
     without = cka.without  # (parts, s, s): without each part of the documents
     to_last = simultaneous_band(value[:, -1], without[:, :, -1], value[:, -1])
     columns = {"step": list(steps), "layer": layer}
