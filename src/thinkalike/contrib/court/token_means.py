@@ -34,8 +34,8 @@ def mean_states_of_ngrams(
     means = kind(
         source or materials.target_source,
         layers=only_layer,
-        fit=materials.other_rows,
-        report=all_rows,
+        fitting_rows=materials.other_rows,
+        evaluation_rows=all_rows,
     )
     # `TokenMeans` takes the place of a model: `residuals` are its states, which are the means.
     return lambda rows: means.residuals(rows, only_layer)[0]
