@@ -355,6 +355,9 @@ def _stored_outcomes(
             errors.append(outcome)
             continue
         planned = job.planned
+        few_documents = outcome.why_intervals_say_little
+        if few_documents:
+            log.warning("%s%s", WARNING, few_documents)
         warnings_of_job = warnings.of_models(outcome.model_names, pass_models)
         try:
             result = planned.write(job.work, outcome.guarded(), run_facts, warnings_of_job)

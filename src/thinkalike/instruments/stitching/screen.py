@@ -36,6 +36,12 @@ MEANING_OF_BASELINES = {
 }
 """What the baselines are, in the order of `BASELINES`."""
 
+VERDICT_BASELINES = {
+    "token-mean baseline": "a map that knows only the current token",
+    "identity baseline": "using no map",
+}
+"""The baselines that the first sentence compares the penalty with, in this order."""
+
 LEAST_OF_TWO_DECIMALS = 0.01
 """Smaller numbers would have no digit but 0 among two decimals."""
 
@@ -115,8 +121,9 @@ def _range_of_bit_widths(bit_widths: pd.Series) -> str:
 def sentence_of_direction(table: pd.DataFrame) -> str:
     """Return in a sentence what the stitches of one direction cost, in nats per token.
 
-    If it is known, the sentence adds the number of bits to which the target's weights must be
-    rounded to lose as much.
+    The sentence says how that compares with the baselines, as far as intervals tell. If it is
+    known, it adds the number of bits to which the target's weights must be rounded to lose as
+    much.
 
     Args:
         table: The details of the direction, a row for each stitch.
@@ -124,10 +131,69 @@ def sentence_of_direction(table: pd.DataFrame) -> str:
     target = table["target"].iloc[0]
     layers = _stitched_layers_in_words(table)
     cost = f"Stitching {layers} costs {_range_of_column(table, 'penalty')} nats per token"
-    if "equivalent_bits" not in table:
-        return f"{cost}."
-    bits = _range_of_bit_widths(table["equivalent_bits"])
-    return f"{cost}, as much as rounding the weights of {target} to {bits} bits."
+    comparisons = _comparisons_with_baselines(table)
+    sentence = ", ".join([cost, *comparisons])
+    if "equivalent_bits" in table:
+        bits = _range_of_bit_widths(table["equivalent_bits"])
+        joined = ", and" if comparisons else ","
+        sentence += f"{joined} as much as rounding the weights of {target} to {bits} bits"
+    return f"{sentence}."
+
+
+def _comparisons_with_baselines(table: pd.DataFrame) -> list[str]:
+    """Return clauses that say how the penalties compare with each baseline.
+
+    A penalty counts as less or more only if its interval does not overlap that of the baseline. A
+    map that is the identity has no identity baseline, and neither have stitches of a layer into
+    itself, whose identity baseline is 0.
+
+    Args:
+        table: The details of the direction, a row for each stitch.
+    """
+    kinds = set(table.get("stitch", ()))
+    clauses = []
+    for name, meaning in VERDICT_BASELINES.items():
+        column = BASELINES[name]
+        if column not in table or (name == "identity baseline" and "identity" in kinds):
+            continue
+        if (table[column] == 0).all():
+            continue
+        baseline = f"{meaning} ({name}, {_range_of_column(table, column)})"
+        clauses.append(_comparison_with_baseline(table, baseline, column))
+    return clauses
+
+
+def _comparison_with_baseline(table: pd.DataFrame, baseline: str, column: str) -> str:
+    """Return how the penalties compare with a baseline: "less than a map that ...".
+
+    Args:
+        table: The details of the direction, a row for each stitch.
+        baseline: The baseline in words.
+        column: The name of its column.
+    """
+    ends = ("penalty_low", "penalty_high", f"{column}_low", f"{column}_high")
+    if not set(ends) <= set(table) or table[[*ends]].isna().any(axis=None):
+        return f"beside {baseline}, but no interval tells them apart"
+    is_less = table["penalty_high"] < table[f"{column}_low"]
+    is_more = table["penalty_low"] > table[f"{column}_high"]
+    if is_less.all():
+        return f"less than {baseline}"
+    if is_more.all():
+        return f"more than {baseline}"
+    if not (is_less | is_more).any():
+        return f"not distinguishable from {baseline}"
+    counts: list[str] = []
+    for verdict, is_so in (
+        ("less than", is_less),
+        ("not distinguishable from", ~(is_less | is_more)),
+        ("more than", is_more),
+    ):
+        if is_so.any():
+            what = "it"
+            if not counts:
+                what = baseline
+            counts.append(f"{verdict} {what} at {layer_pairs_in_words(table[is_so])}")
+    return " and ".join(counts)
 
 
 def sentence_of_floor(table: pd.DataFrame) -> str:
