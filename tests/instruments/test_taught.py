@@ -15,6 +15,7 @@ from thinkalike.data.grammar import controlled_sentences
 from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.amplified_text import amplified_text
 from thinkalike.evaluation.changes import perturbed
+from thinkalike.instruments.diff import instrument
 from thinkalike.instruments.diff.null import null_models, run_null
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.screen import screen_lines
@@ -229,3 +230,18 @@ def test_a_job_asks_what_was_taught_unless_told_otherwise(mini, tuned):
     assert [line for line in on_screen if line not in list(screen_lines(told))] == screen_of(asked)
     assert "mansion" in " ".join(screen_of(asked))
     assert screen_of(told) == []
+
+
+def test_what_was_taught_can_be_asked_alone(mini, tuned, monkeypatch):
+    settings = {"texts": "grammar", "tokens": 512, "tokens_per_part": 128}
+    whole = thinkalike.diff("gpt2-mini", tuned, outputs=0, **settings)
+    monkeypatch.setattr(instrument, "exchange_parts", None)
+    monkeypatch.setattr(instrument, "exchange_outputs", None)
+    alone = thinkalike.diff("gpt2-mini", tuned, taught="only", **settings)
+    for name in ("taught", "continuations"):
+        pd.testing.assert_frame_equal(alone.tables[name], whole.tables[name])
+    lines = list(screen_lines(alone))
+    assert lines[: len(screen_of(alone))] == screen_of(alone)
+    assert not any(line.startswith(("Where?", "Through which", "In which")) for line in lines)
+    assert "exchanged" not in " ".join(lines)
+    assert next(iter(screen_lines(whole))) == screen_of(whole)[0], "what was found stands first in a whole diff, too"

@@ -22,6 +22,9 @@ ACCUMULATES = (
 ROUNDING = 1e-5
 """States are the same if their value differs by less from that of a layer with itself."""
 
+NEARLY_ALL = 0.8
+"""The share of hook points that are most similar to themselves in a copy, though some changed."""
+
 HOOK_POINT = rf"-?\d+\.(?:{'|'.join(get_args(Site))})(?:\.\d+)?$"
 """Matches the names of hook points, LAYER.SITE or LAYER.z.HEAD."""
 
@@ -72,10 +75,9 @@ def components_of(across: pd.DataFrame, is_distance: bool) -> dict[str, pd.DataF
 def places_correspond(across: pd.DataFrame, is_distance: bool) -> bool:
     """Return whether hook points at the same place of both models correspond to each other.
 
-    So they do in a model and a changed copy of it, where the question is what differs: more than
-    half of all hook points are then most similar to the one in the same place. The heads of models
-    that were trained separately are numbered independently; there the question is which are
-    alike.
+    So they do in a model and a changed copy of it, where the question is what differs: nearly all
+    hook points are then most similar to the one in the same place. The heads of models that were
+    trained separately are numbered independently; there the question is which are alike.
 
     Args:
         across: The rows of a table of layer pairs that compare two models.
@@ -93,7 +95,7 @@ def places_correspond(across: pd.DataFrame, is_distance: bool) -> bool:
     # Heads that are all the same are as similar to each other as to themselves.
     is_closest = (with_value["value"] - closest).abs() < ROUNDING
     is_in_place = with_value["source_layer"] == with_value["target_layer"]
-    return bool((is_closest & is_in_place).sum() > values.ngroups / 2)
+    return bool((is_closest & is_in_place).sum() >= NEARLY_ALL * values.ngroups)
 
 
 def _are_hook_points(layers: pd.Series) -> bool:

@@ -173,7 +173,7 @@ def _comparison_with_baseline(table: pd.DataFrame, baseline: str, column: str) -
     """
     ends = ("penalty_low", "penalty_high", f"{column}_low", f"{column}_high")
     if not set(ends) <= set(table) or table[[*ends]].isna().any(axis=None):
-        return f"beside {baseline}, but no interval tells them apart"
+        return f"which no interval tells apart from {baseline}"
     is_less = table["penalty_high"] < table[f"{column}_low"]
     is_more = table["penalty_low"] > table[f"{column}_high"]
     if is_less.all():
