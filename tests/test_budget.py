@@ -193,7 +193,7 @@ def test_a_function_says_how_long_its_job_takes_unless_it_has_a_budget(slow, mon
     monkeypatch.setattr(budget, "announcement", lambda config, chosen: f"about 4 hours; {sorted(chosen)}")
     small = {"texts": "stdlib", "evaluation_tokens": 2048}
     thinkalike.loss("neox-4l-mini", **small)
-    assert "about 4 hours; ['data.evaluation_tokens']" in capsys.readouterr().err
+    assert "about 4 hours; ['evaluation_tokens']" in capsys.readouterr().err
     monkeypatch.setenv("THINKALIKE_PROGRESS", "0")
     thinkalike.loss("neox-4l-mini", **small)
     thinkalike.loss("neox-4l-mini", texts="stdlib", budget="1s")

@@ -174,7 +174,7 @@ def test_a_signal_says_whether_there_is_a_state(toy, after, tmp_path):
 @pytest.mark.parametrize(
     ("effective", "low", "facts", "said"),
     [
-        (8.6, 0.1, {}, "the intervals rest on 11 documents (effective sample size 8.6): they are wide"),
+        (8.6, 0.1, {}, "the intervals rest on 11 documents .effective sample size 8.6.: they are wide"),
         (8.6, 0.1, {"stimuli": {}}, "rest on 11 groups of stimuli .*; give more stimuli$"),
         (16.0, 0.1, {}, "^$"),
         (8.6, math.nan, {}, "^$"),

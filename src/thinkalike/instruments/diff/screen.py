@@ -86,7 +86,8 @@ def screen_lines(result: Result) -> Iterator[str]:
 
 def asks_only_what_was_taught(result: Result) -> bool:
     """Return whether no module and no output was exchanged, as `taught=only` asks for."""
-    return bool(result.config["measure"].get("taught") == "only")
+    measure = result.config.get("measure") or {}
+    return bool(measure.get("taught") == "only")
 
 
 def _lines_of_text(result: Result) -> Iterator[str]:

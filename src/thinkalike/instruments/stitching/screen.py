@@ -36,10 +36,7 @@ MEANING_OF_BASELINES = {
 }
 """What the baselines are, in the order of `BASELINES`."""
 
-VERDICT_BASELINES = {
-    "token-mean baseline": "a map that knows only the current token",
-    "identity baseline": "using no map",
-}
+VERDICT_BASELINES = ("token-mean baseline", "identity baseline")
 """The baselines that the first sentence compares the penalty with, in this order."""
 
 LEAST_OF_TWO_DECIMALS = 0.01
@@ -141,59 +138,59 @@ def sentence_of_direction(table: pd.DataFrame) -> str:
 
 
 def _comparisons_with_baselines(table: pd.DataFrame) -> list[str]:
-    """Return clauses that say how the penalties compare with each baseline.
+    """Return clauses that say how the penalties compare with the baselines.
 
     A penalty counts as less or more only if its interval does not overlap that of the baseline. A
     map that is the identity has no identity baseline, and neither have stitches of a layer into
-    itself, whose identity baseline is 0.
+    itself, whose identity baseline is 0. Results of earlier versions have no intervals of
+    baselines, and no clauses.
 
     Args:
         table: The details of the direction, a row for each stitch.
     """
     kinds = set(table.get("stitch", ()))
-    clauses = []
-    for name, meaning in VERDICT_BASELINES.items():
+    baselines_by_verdict: dict[str, list[str]] = {}
+    for name in VERDICT_BASELINES:
         column = BASELINES[name]
-        if column not in table or (name == "identity baseline" and "identity" in kinds):
+        if not {"penalty_low", "penalty_high", f"{column}_low", f"{column}_high"} <= set(table):
             continue
-        if (table[column] == 0).all():
+        is_map_itself = name == "identity baseline" and "identity" in kinds
+        if is_map_itself or (table[column] == 0).all():
             continue
-        baseline = f"{meaning} ({name}, {_range_of_column(table, column)})"
-        clauses.append(_comparison_with_baseline(table, baseline, column))
-    return clauses
+        in_words = f"the {name}"
+        if len(table) == 1:  # the table below has the numbers of several stitches
+            in_words += f" ({number_text(table[column].iloc[0], '.2f')})"
+        verdict = _verdict_beside_baseline(table, column)
+        baselines_by_verdict.setdefault(verdict, []).append(in_words)
+    return [
+        verdict.format(" and ".join(baselines))
+        for verdict, baselines in baselines_by_verdict.items()
+    ]
 
 
-def _comparison_with_baseline(table: pd.DataFrame, baseline: str, column: str) -> str:
-    """Return how the penalties compare with a baseline: "less than a map that ...".
+def _verdict_beside_baseline(table: pd.DataFrame, column: str) -> str:
+    """Return how the penalties compare with a baseline, whose place is "{}": "less than {}".
 
     Args:
         table: The details of the direction, a row for each stitch.
-        baseline: The baseline in words.
-        column: The name of its column.
+        column: The name of the column of the baseline.
     """
-    ends = ("penalty_low", "penalty_high", f"{column}_low", f"{column}_high")
-    if not set(ends) <= set(table) or table[[*ends]].isna().any(axis=None):
-        return f"which no interval tells apart from {baseline}"
     is_less = table["penalty_high"] < table[f"{column}_low"]
     is_more = table["penalty_low"] > table[f"{column}_high"]
-    if is_less.all():
-        return f"less than {baseline}"
-    if is_more.all():
-        return f"more than {baseline}"
-    if not (is_less | is_more).any():
-        return f"not distinguishable from {baseline}"
-    counts: list[str] = []
-    for verdict, is_so in (
-        ("less than", is_less),
-        ("not distinguishable from", ~(is_less | is_more)),
-        ("more than", is_more),
-    ):
+    rows_by_verdict = {
+        "less than": is_less,
+        "not distinguishable from": ~(is_less | is_more),
+        "more than": is_more,
+    }
+    verdicts: list[str] = []
+    for verdict, is_so in rows_by_verdict.items():
+        if is_so.all():
+            return f"{verdict} {{}}"
         if is_so.any():
-            what = "it"
-            if not counts:
-                what = baseline
-            counts.append(f"{verdict} {what} at {layer_pairs_in_words(table[is_so])}")
-    return " and ".join(counts)
+            baseline = "it" if verdicts else "{}"
+            layers = layer_pairs_in_words(table[is_so])
+            verdicts.append(f"{verdict} {baseline} at {layers}")
+    return " and ".join(verdicts)
 
 
 def sentence_of_floor(table: pd.DataFrame) -> str:
