@@ -13,6 +13,7 @@ import thinkalike
 import tiny
 from thinkalike.data.grammar import controlled_sentences
 from thinkalike.data.rows import TokenRows
+from thinkalike.errors import ConfigError
 from thinkalike.evaluation.amplified_text import amplified_text
 from thinkalike.evaluation.changes import perturbed
 from thinkalike.instruments.diff import instrument
@@ -245,3 +246,11 @@ def test_what_was_taught_can_be_asked_alone(mini, tuned, monkeypatch):
     assert not any(line.startswith(("Where?", "Through which", "In which")) for line in lines)
     assert "exchanged" not in " ".join(lines)
     assert next(iter(screen_lines(whole))) == screen_of(whole)[0], "what was found stands first in a whole diff, too"
+
+
+@pytest.mark.parametrize(
+    ("taught", "said"), [(3, "must be True or False or text"), ("alone", "boolean.* or be 'only'")]
+)
+def test_an_answer_that_nobody_gives_is_refused(taught, said):
+    with pytest.raises(ConfigError, match=f"taught=.*{taught}.*{said}"):
+        thinkalike.diff("gpt2-mini", "gpt2-mini-s1", taught=taught)

@@ -58,7 +58,7 @@ def run(job: Job, store: Folder | None = None, force: bool = False) -> Result:
         check_measure(job, instrument)
         with naming(job):
             config = configuration(job, instrument)
-            _announce(job, config)
+            _say_how_long(job, config)
             if config.store is None and instrument_of(config).needs_store:
                 folder = tempfile.TemporaryDirectory(prefix="thinkalike-")
                 config = replace(config, store=temporary.enter_context(folder))
@@ -68,7 +68,7 @@ def run(job: Job, store: Folder | None = None, force: bool = False) -> Result:
             return run_job(config, shown=False)
 
 
-def _announce(job: Job, config: JobConfig) -> None:
+def _say_how_long(job: Job, config: JobConfig) -> None:
     """Say about how long a job will take before it begins, if that is long.
 
     A job with a budget has said so already.
