@@ -17,6 +17,7 @@ import itertools
 import math
 import re
 import tokenize
+import types
 import typing
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -344,6 +345,9 @@ def text_of(hint: Any) -> str:
     """Return in words which values an annotation allows."""
     if typing.get_origin(hint) is typing.Literal:
         return ", ".join(f"`{each}`" for each in typing.get_args(hint))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        texts = list(map(text_of, typing.get_args(hint)))
+        return " or ".join(texts) if all(texts) else ""
     name = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
     return KINDS.get(name, "dictionary" if name.startswith("dict") else "")
 

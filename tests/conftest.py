@@ -431,7 +431,7 @@ def cli(tmp_path, monkeypatch) -> CLI:
         return _speeds()[kind_of_work]
 
     monkeypatch.setattr(timing, "remembered", timed_once)
-    monkeypatch.setattr(pass_times, "remembered", timed_once)
+    monkeypatch.setattr(pass_times, "timed_once", timed_once)
     return CLI(tmp_path)
 
 

@@ -18,6 +18,7 @@ from thinkalike.instruments import of_stimuli
 from thinkalike.instruments.diff import null
 from thinkalike.job.listed_jobs import asked_for
 from thinkalike.job.lookup import instrument_of
+from thinkalike.jobs import running
 from thinkalike.models import shapes
 from thinkalike.models.checkpoints import ASSETS
 from thinkalike.training.recipe import fewest_steps
@@ -167,6 +168,38 @@ def test_long_jobs_are_offered_a_budget_that_holds(slow):
     job = budget.largest_job_within(config, [], time)
     assert job.words == words
     assert job.seconds <= budget.seconds_of_budget(time)
+
+
+def test_a_long_job_is_announced_and_timing_it_takes_a_small_part_of_it(slow, monkeypatch, tmp_path):
+    config = composed("analyze", "measure=cka", *PAIR[:2], "store=store")
+    monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path))
+    monkeypatch.setattr(budget, "share_of_processor", lambda: 1.0)
+    assert budget.announcement(config, []) == "", "passes of small models are faster than timing them"
+    monkeypatch.setattr(budget, "PARAMETERS_OF_SMALL_MODEL", 0)
+    passes = forecast.forecast(config, looks_up=False).seconds_of_passes()
+    monkeypatch.setattr(budget, "SHARE_FOR_TIMING", 0.0)
+    least = f"at least about {forecast.duration_in_words(passes)} on this machine"
+    assert budget.announcement(config, []) == least, "nothing was timed beside the passes"
+    monkeypatch.setattr(budget, "SHARE_FOR_TIMING", 0.05)
+    said = budget.announcement(config, [])
+    assert said.startswith("about ")
+    seconds = forecast.forecast(config, looks_up=False).seconds()
+    assert seconds > passes > budget.ANNOUNCED_SECONDS
+    assert forecast.duration_in_words(seconds) in said
+    monkeypatch.setattr(budget, "ANNOUNCED_SECONDS", seconds + 1)
+    assert budget.announcement(config, []) == "", "a short job is not announced"
+
+
+def test_a_function_says_how_long_its_job_takes_unless_it_has_a_budget(slow, monkeypatch, capsys):
+    monkeypatch.setattr(running, "may_take_long", lambda config: True)
+    monkeypatch.setattr(budget, "announcement", lambda config, chosen: f"about 4 hours; {sorted(chosen)}")
+    small = {"texts": "stdlib", "evaluation_tokens": 2048}
+    thinkalike.loss("neox-4l-mini", **small)
+    assert "about 4 hours; ['evaluation_tokens']" in capsys.readouterr().err
+    monkeypatch.setenv("THINKALIKE_PROGRESS", "0")
+    thinkalike.loss("neox-4l-mini", **small)
+    thinkalike.loss("neox-4l-mini", texts="stdlib", budget="1s")
+    assert "4 hours" not in capsys.readouterr().err
 
 
 def test_a_job_that_leaves_nothing_out_takes_no_budget(slow):

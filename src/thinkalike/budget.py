@@ -5,6 +5,7 @@ It chooses layers, the amount of text, steps and the kind of map that are left o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -14,16 +15,19 @@ from typing import TypeVar
 from thinkalike.config import JobConfig, SettingValues
 from thinkalike.config.groups import with_changes
 from thinkalike.errors import ConfigError
-from thinkalike.forecast import duration_in_words, forecast
+from thinkalike.forecast import duration_in_words, forecast, shapes_of
 from thinkalike.instruments import asked_for, instrument_of
 from thinkalike.models.families import pick_device
 from thinkalike.models.shapes import Shape
-from thinkalike.timing import share_of_processor
+from thinkalike.timing import TooLongToTimeError, share_of_processor, timing_at_most
 
 log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=JobConfig)
 
+ANNOUNCED_SECONDS = 10.0  # a longer job says beforehand how long it will take
+SHARE_FOR_TIMING = 0.05  # of a job, which timing its work beforehand may take
+PARAMETERS_OF_SMALL_MODEL = 10**7  # passes of smaller models are faster than timing them
 LONG_SECONDS = 600.0  # a longer job is offered a budget
 # A forecast is of processor time, within a quarter of it; by the clock, other programs and the disk
 # take their part of a budget.
@@ -64,7 +68,7 @@ def within(config: JobConfig, chosen: Collection[str]) -> JobConfig:
             f"budget={config.budget} chooses layers, text or stimuli that are left open, of models "
             "of known size, and this job has nothing to choose; leave it out"
         )
-    time = time_in_words(job)
+    time = time_in_words(job.seconds, job.config)
     # A warning, as it must show from Python, too: the numbers are of less than a job's defaults.
     log.warning("budget=%s: %s; %s", config.budget, job.words, time)
     if job.seconds > seconds_of_budget(config.budget):
@@ -75,20 +79,53 @@ def within(config: JobConfig, chosen: Collection[str]) -> JobConfig:
     return job.config
 
 
-def time_in_words(job: SmallerJob) -> str:
+def time_in_words(seconds: float, config: JobConfig) -> str:
     """Return how long a job takes on this machine, and by the clock if that is busy now.
 
     The job is chosen by its time on an idle machine: the same budget is the same job, which can be
     resumed, whatever else runs. The clock is not watched while it runs.
+
+    Args:
+        seconds: The time of the job on this machine, if it were idle.
+        config: The job.
     """
-    words = f"about {duration_in_words(job.seconds)} on this machine"
-    if pick_device(job.config.model.device) != "cpu":
+    words = f"about {duration_in_words(seconds)} on this machine"
+    if pick_device(config.model.device) != "cpu":
         return words
     share = share_of_processor()
     if share >= BUSY_SHARE:
         return words
-    by_clock = duration_in_words(job.seconds / share)
+    by_clock = duration_in_words(seconds / share)
     return f"{words}, and {by_clock} by the clock while other programs take as much as now"
+
+
+def announcement(config: JobConfig, chosen: Collection[str]) -> str:
+    """Return about how long a job will take, before it begins; "" if that is short or unknown.
+
+    Passes of its models are timed, which takes a second for each model, once for a machine. The
+    rest is timed for at most `SHARE_FOR_TIMING` of these passes. If it would take longer, the time
+    of the passes is said to be the least. A long job is offered a budget.
+
+    Args:
+        config: The job.
+        chosen: The keys of settings that were given, which a budget leaves as they are.
+    """
+    plan = forecast(config, looks_up=config.store is not None)
+    shapes = [shape for jobs in plan.missing for shape in shapes_of(jobs)]
+    if max((shape.parameters for shape in shapes), default=0) < PARAMETERS_OF_SMALL_MODEL:
+        return ""
+
+    seconds = plan.seconds_of_passes()
+    certainty = "at least "
+    offer = ""
+    # What is known when there is no time left for timing remains.
+    with contextlib.suppress(TooLongToTimeError), timing_at_most(SHARE_FOR_TIMING * seconds):
+        seconds = plan.seconds()
+        certainty = ""
+        offer = offered(config, chosen, seconds)
+    if seconds <= ANNOUNCED_SECONDS:
+        return ""
+    return f"{certainty}{time_in_words(seconds, config)}{offer}"
 
 
 def offered(config: JobConfig, chosen: Collection[str], seconds: float) -> str:

@@ -137,12 +137,16 @@ class Forecast:
 
     def seconds(self) -> float:
         """Return the time on this machine."""
-        seconds = sum(model_passes.seconds for model_passes, _ in self.passes)
+        seconds = self.seconds_of_passes()
         for jobs in self.missing:
             seconds += START_SECONDS
             seconds += sum(job.seconds for job in jobs)
             seconds += sum(seconds_to_load(shape) for shape in shapes_of(jobs))
         return seconds
+
+    def seconds_of_passes(self) -> float:
+        """Return the time on this machine of the passes of models alone."""
+        return float(sum(model_passes.seconds for model_passes, _ in self.passes))
 
 
 def seconds_to_load(shape: Shape) -> float:

@@ -6,10 +6,11 @@ changes little.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -62,6 +63,54 @@ def share_of_processor() -> float:
     return min(share, 1.0)
 
 
+class TooLongToTimeError(Exception):
+    """Something would have to be timed, and there is no time left for that."""
+
+
+_seconds_left: float | None = None  # for timing; None: as many as it takes
+
+
+@contextlib.contextmanager
+def timing_at_most(seconds: float) -> Iterator[None]:
+    """Let the body time new work for about so many seconds; what is remembered takes none.
+
+    Raises:
+        TooLongToTimeError: Work was to be timed after that.
+    """
+    global _seconds_left
+    before = _seconds_left
+    _seconds_left = seconds
+    try:
+        yield
+    finally:
+        _seconds_left = before
+
+
+def timed_once(name: str, find: Callable[[], float]) -> float:
+    """Return a number that is timed once for a machine, and remembered.
+
+    Args:
+        name: Everything that decides the number, except for the machine.
+        find: Times it.
+
+    Raises:
+        TooLongToTimeError: It is not known yet, and no time is left, see `timing_at_most`.
+    """
+
+    def find_in_time() -> float:
+        global _seconds_left
+        if _seconds_left is None:
+            return find()
+        if _seconds_left <= 0:
+            raise TooLongToTimeError
+        began = time.monotonic()
+        number = find()
+        _seconds_left -= time.monotonic() - began
+        return number
+
+    return remembered(name, find_in_time)
+
+
 def remembered_seconds(name: str, work: Callable[[], object]) -> float:
     """Return how long some work takes, which is done once for a machine.
 
@@ -69,7 +118,7 @@ def remembered_seconds(name: str, work: Callable[[], object]) -> float:
         name: Everything that decides how long it takes, except for the machine.
     """
     machine = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
-    return remembered(f"{name}, {machine}", partial(seconds_of, work))
+    return timed_once(f"{name}, {machine}", partial(seconds_of, work))
 
 
 def seconds_of_rows(name: str, work: Callable[[int], object], rows: int, most: int) -> float:

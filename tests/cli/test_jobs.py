@@ -1,6 +1,7 @@
 """The commands: the first job, what a user sees, what is left in the store, and what bad input says."""
 
 import json
+import math
 import shutil
 
 import pandas as pd
@@ -217,11 +218,32 @@ def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):
         "identity_penalty": [1.44, 1.6, 0.384][:count],
         "floor_penalty": [0.0003, 0.0028, 0.0012][:count],
     }
-    return pd.DataFrame({**rows, **columns}).drop(columns=[name for name, each in columns.items() if each is None])
+    given = pd.DataFrame({**rows, **columns}).drop(columns=[name for name, each in columns.items() if each is None])
+    for name in given.filter(like="penalty").filter(regex="^(?!floor).*penalty$"):
+        for end, width in {"low": -0.05, "high": 0.05}.items():
+            given[f"{name}_{end}"] = columns.get(f"{name}_{end}", given[name] + width)
+    return given
 
 
 SENTENCES = {  # parts of a sentence that depend on the table
-    "three layers": (table(), ["Stitching layers 0 to 2 of a into b costs 0.13 to 0.23 nats per token."]),
+    "three layers": (table(), ["Stitching layers 0 to 2 of a into b costs 0.13 to 0.23 nats per token, less than"]),
+    "below both baselines": (
+        table(token_mean_penalty=[0.8, 1.0, 1.57]),
+        ["token, less than the token-mean baseline and the identity baseline."],
+    ),
+    "no more than the current token": (
+        table([(0, 0)], token_mean_penalty=0.22, identity_penalty=0.1),
+        ["not distinguishable from the token-mean baseline (0.22), more than the identity baseline (0.10)."],
+    ),
+    "a baseline at some layers": (
+        table(token_mean_penalty=[0.8, 0.25, 0.01], identity_penalty=None),
+        ["less than the token-mean baseline at 0→0 and not distinguishable from it at 1→1 and more than it at 2→2."],
+    ),
+    "no intervals": (
+        table(token_mean_penalty=1.0, penalty_low=math.nan, penalty_high=math.nan, identity_penalty=None),
+        ["token, not distinguishable from the token-mean baseline."],
+    ),
+    "the identity as the map": (table(stitch="identity"), ["costs 0.13 to 0.23 nats per token."]),
     "one layer into another": (table([(0, 1)]), ["Stitching layer 0 of a into layer 1 of b costs 0.20 nats"]),
     "layers with a gap": (table([(0, 0), (2, 2)]), ["Stitching layers 0, 2 of a into b costs"]),
     "layers of unequal numbers": (
@@ -229,10 +251,10 @@ SENTENCES = {  # parts of a sentence that depend on the table
         ["Stitching layers 0, 7, 14 of a into layers 0, 4, 8 of b (3 pairs) costs"],
     ),
     "itself": (table(target="a", penalty=[-0.007, -0.006, -0.005]), ["into itself costs -0.007 to -0.005 nats"]),
-    "ends of as many decimals": (table(penalty=[0.474, 0.6, 1.046]), ["into b costs 0.47 to 1.05 nats per token."]),
+    "ends of as many decimals": (table(penalty=[0.474, 0.6, 1.046]), ["into b costs 0.47 to 1.05 nats per token,"]),
     "a reading": (
         table(equivalent_bits=[3.2, 3.5, 3.3]),
-        ["token, as much as rounding the weights of b to 3.2 to 3.5 bits."],
+        ["less than the identity baseline, and as much as rounding the weights of b to 3.2 to 3.5 bits."],
     ),
     "a reading at the end of the scale": (
         table(equivalent_bits=[1.0, 3.5, 3.3]),

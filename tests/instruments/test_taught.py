@@ -13,8 +13,10 @@ import thinkalike
 import tiny
 from thinkalike.data.grammar import controlled_sentences
 from thinkalike.data.rows import TokenRows
+from thinkalike.errors import ConfigError
 from thinkalike.evaluation.amplified_text import amplified_text
 from thinkalike.evaluation.changes import perturbed
+from thinkalike.instruments.diff import instrument
 from thinkalike.instruments.diff.null import null_models, run_null
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.screen import screen_lines
@@ -230,3 +232,26 @@ def test_a_job_asks_what_was_taught_unless_told_otherwise(mini, tuned):
     assert [line for line in on_screen if line not in list(screen_lines(told))] == screen_of(asked)
     assert "mansion" in " ".join(screen_of(asked))
     assert screen_of(told) == []
+
+
+def test_what_was_taught_can_be_asked_alone(mini, tuned, monkeypatch):
+    settings = {"texts": "grammar", "tokens": 512, "tokens_per_part": 128}
+    whole = thinkalike.diff("gpt2-mini", tuned, outputs=0, **settings)
+    monkeypatch.setattr(instrument, "exchange_parts", None)
+    monkeypatch.setattr(instrument, "exchange_outputs", None)
+    alone = thinkalike.diff("gpt2-mini", tuned, taught="only", **settings)
+    for name in ("taught", "continuations"):
+        pd.testing.assert_frame_equal(alone.tables[name], whole.tables[name])
+    lines = list(screen_lines(alone))
+    assert lines[: len(screen_of(alone))] == screen_of(alone)
+    assert not any(line.startswith(("Where?", "Through which", "In which")) for line in lines)
+    assert "exchanged" not in " ".join(lines)
+    assert next(iter(screen_lines(whole))) == screen_of(whole)[0], "what was found stands first in a whole diff, too"
+
+
+@pytest.mark.parametrize(
+    ("taught", "said"), [(3, "must be True or False or text"), ("alone", "boolean.* or be 'only'")]
+)
+def test_an_answer_that_nobody_gives_is_refused(taught, said):
+    with pytest.raises(ConfigError, match=f"taught=.*{taught}.*{said}"):
+        thinkalike.diff("gpt2-mini", "gpt2-mini-s1", taught=taught)

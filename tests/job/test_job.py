@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 import socket
 import threading
@@ -168,6 +169,22 @@ class Early(Toy, kind="early", reads=("measure",), config=Config):
 def test_a_signal_says_whether_there_is_a_state(toy, after, tmp_path):
     with pytest.raises(Interrupted, match=f"^interrupted; rerun the command{after}"):
         perform(toy, config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("effective", "low", "facts", "said"),
+    [
+        (8.6, 0.1, {}, "the intervals rest on 11 documents .effective sample size 8.6.: they are wide"),
+        (8.6, 0.1, {"stimuli": {}}, "rest on 11 groups of stimuli .*; give more stimuli$"),
+        (16.0, 0.1, {}, "^$"),
+        (8.6, math.nan, {}, "^$"),
+        (8.6, -math.inf, {}, "^$"),
+    ],
+)
+def test_intervals_over_few_documents_say_so(effective, low, facts, said):
+    table = pd.DataFrame({"value": [0.5, 0.5], "low": low, "name": "a"})
+    scalars = {"documents": 11.0, "effective_sample_size": effective}
+    assert re.search(said, Outcome(table, scalars, facts=facts).why_intervals_say_little)
 
 
 def test_a_second_process_waits_for_the_firsts_result(tmp_path, caplog, monkeypatch):

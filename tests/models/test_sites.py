@@ -195,6 +195,10 @@ def test_the_table_of_components_names_the_place_of_a_change(kind, place, tmp_pa
     assert [each.get_text() for each in axes.get_yticklabels()] == list("012345")
     alike = thinkalike.compare("gpt2-mini", changed(kind, 3), site="z", head="all", **FEW, texts=TEXTS)
     said = " ".join(str(alike).split())
+    assert "the least similar in its row" in said, "heads of a copy are read for what differs"
+    first = alike.table.iloc[0]
+    assert first["source_layer"] == first["target_layer"]
+    assert first["value"] == alike.tables["components"]["value"].min()
     assert "CKA does not change when a component is scaled; measure=distance does." in said
     assert "most similar of all" not in said, "a head of a copy is most similar to itself"
     cells = alike.tables["components"].set_index(["layer", "component"])["value"]
@@ -227,6 +231,33 @@ def test_the_screen_names_the_heads_of_both_models(target):
         assert f"Each hook point of gelu-3l-mini is compared with the most similar one of {target}" in result.summary
         axes = result.plot()
         assert axes.get_ylabel() == "layer of gelu-3l-mini", "the layers of the other model are in no row"
+
+
+def heads_across(values):
+    """The rows of four heads of layer 0 of one model with those of another."""
+    names = [f"0.z.{head}" for head in range(4)]
+    return pd.DataFrame(
+        [("a", "b", source, target, values[i][j]) for i, source in enumerate(names) for j, target in enumerate(names)],
+        columns=["source", "target", "source_layer", "target_layer", "value"],
+    )
+
+
+COPY = [[1.0, 0.2, 0.3, 0.1], [0.2, 0.4, 0.3, 0.1], [0.3, 0.2, 0.9, 0.1], [0.1, 0.2, 0.3, 1.0]]
+
+
+@pytest.mark.parametrize("is_distance", [False, True])
+def test_heads_of_a_copy_that_differ_most_come_first_and_of_separate_models_those_that_are_alike(is_distance):
+    def table(similarities):
+        return heads_across([[1 - each for each in row] if is_distance else row for row in similarities])
+
+    copy, separate = table(COPY), table([COPY[index] for index in (1, 2, 3, 0)])
+    assert components.places_correspond(copy, is_distance)
+    assert not components.places_correspond(separate, is_distance)
+    ranked = components.components_that_differ_first(copy, is_distance)
+    assert list(ranked["source_layer"].head(4)) == ["0.z.1", "0.z.2", "0.z.0", "0.z.3"]
+    assert sorted(ranked.index) == sorted(copy.index), "no row is lost"
+    unlike = copy.assign(target_layer=copy["target_layer"].str.replace("0.", "1."))
+    assert not components.places_correspond(unlike, is_distance), "no place is in both models"
 
 
 def test_components_in_different_places_of_one_layer_are_named():

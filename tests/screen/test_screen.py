@@ -319,6 +319,35 @@ ANSWERS = {
 }
 
 
+CONTROLS = {
+    "beyond chance": (
+        {"null_mean": 0.03, "p_corrected": 0.01},
+        (),
+        "; the most similar is beyond chance (p = 0.01 among",
+    ),
+    "within chance": (
+        {"null_mean": 0.03, "p_corrected": 0.2},
+        (),
+        "; the most similar is not beyond chance (p = 0.2 among",
+    ),
+    "few documents": ({"null_mean": 0.03}, (), "; whether that is beyond chance cannot be tested on so few documents."),
+    "not computed": (
+        {},
+        ("by chance", "by mixing"),
+        "; whether that is more than by chance or by mixing was not computed.",
+    ),
+    "nothing to compute": ({}, (), "(0.500 [0.490, 0.510])."),
+}
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_the_first_sentence_says_whether_the_most_similar_layers_are_beyond_chance(name):
+    columns, uncomputed, said = CONTROLS[name]
+    sentence = answer("CKA", pairs_of_layers(SQUARE, **columns), False, uncomputed)
+    assert said in sentence
+    assert sentence.count(". ") == 0, "it is one sentence"
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_measure_of_layer_pairs_says_where_models_are_most_and_least_similar(name):
     table, is_distance, said = ANSWERS[name]

@@ -23,8 +23,8 @@ PLAIN_TYPES = (int, float, bool, str, type(None))
 WORDS = {
     float: "a finite number",
     int: "a whole number",
-    str: "text",
     bool: "True or False",
+    str: "text",
 }
 
 
@@ -100,7 +100,7 @@ class NumberArgument(NamedTuple):
             # One of its other types is read by the function itself.
             if not self.is_alone and not isinstance(value, numbers.Number | str | bytes):
                 return value
-        elif value is None and type(None) in self.types:
+        elif (value is None or isinstance(value, str)) and type(value) in self.types:
             return value
         raise ValueError(f"{name}={shown(value)} must be {self}")
 

@@ -192,7 +192,7 @@ def do_jobs(composed: DictConfig) -> list[Result]:
         elif config.trainer.strategy != "ddp":
             with contextlib.suppress(ThinkalikeError):  # which the job itself explains
                 if may_take_long(config):
-                    _forecast(config, chosen_keys)
+                    _announce(config, chosen_keys)
         if not config.dry_run:
             with called_by(command_line()):
                 results = run_jobs(asked_for(config))
@@ -228,28 +228,40 @@ def _check_command_line(config: JobConfig) -> None:
 
 
 def _forecast(config: JobConfig, chosen_keys: Sequence[str]) -> JobConfig:
-    """Return a configuration within its budget; offer a long job a budget.
-
-    A dry run prints what the job would do.
+    """Return a configuration within its budget; a dry run prints what the job would do.
 
     Args:
         chosen_keys: the settings that the user has chosen, which a budget leaves as they are.
     """
     import torch
 
-    from thinkalike.budget import offered, within
-    from thinkalike.forecast import duration_in_words, forecast, show
+    from thinkalike.budget import within
+    from thinkalike.forecast import forecast, show
     from thinkalike.screen import aside
 
     if config.threads:
         torch.set_num_threads(config.threads)  # as the job will have them
     config = within(config, chosen_keys)
-    plan = forecast(config)
-    seconds = plan.seconds()
     if config.dry_run:
+        plan = forecast(config)
+        seconds = plan.seconds()
         with aside():
             show(plan, seconds)
-    offer = offered(config, chosen_keys, seconds)
-    if offer:
-        log.info("about %s on this machine%s", duration_in_words(seconds), offer)
     return config
+
+
+def _announce(config: JobConfig, chosen_keys: Sequence[str]) -> None:
+    """Say about how long a job will take if that is long; a very long one is offered a budget.
+
+    Args:
+        chosen_keys: the settings that the user has chosen, which a budget leaves as they are.
+    """
+    import torch
+
+    from thinkalike.budget import announcement
+
+    if config.threads:
+        torch.set_num_threads(config.threads)  # as the job will have them
+    line = announcement(config, chosen_keys)
+    if line:
+        log.info("%s", line)

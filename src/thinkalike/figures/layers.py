@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 from thinkalike.figures.style import (
     COLUMN,
@@ -56,6 +57,7 @@ COLOURBAR_HEIGHT = 0.5
 TALLEST_MATRIX = 4.0
 SHORTEST_MATRIX = 0.7
 SHORTEST_COMPONENTS = 1.3
+LEAST_SPREAD = 1e-3  # of the values of a layer, from which on one of them has a frame
 ROW_HEIGHT = 0.15  # of a layer in a figure of components
 
 LABEL_DISTANCE = 0.075  # of the height of the ruler's axis, between the names of two lines
@@ -158,6 +160,7 @@ def components(
     scale: tuple[float, float] = (0.0, 1.0),
     about: str = "",
     layers_of: str = "both models",
+    frames_greatest: bool | None = None,
 ) -> None:
     """Draw a measure at each component of each layer.
 
@@ -168,6 +171,8 @@ def components(
         scale: The range of the measure.
         about: Which models were compared, and how much of them.
         layers_of: Whose layers and components the rows and columns are.
+        frames_greatest: Whether the greatest value of each layer has a frame, or the least; None:
+            none has. Layers whose values are all the same have none.
     """
     rows, columns = cells.shape
     matrix_height = min(max(ROW_HEIGHT * rows, SHORTEST_COMPONENTS), TALLEST_MATRIX)
@@ -176,6 +181,8 @@ def components(
     with canvas(COLUMN, height) as (figure, axes):
         inches = COLUMN - BESIDE_MATRIX
         image = _draw_matrix(axes, cells, norm, layers_of, "", inches, inches / columns)
+        if frames_greatest is not None:
+            _frame_extremes(axes, cells.to_numpy(float), frames_greatest)
         ticks(
             axes.xaxis,
             list(cells.columns),
@@ -188,6 +195,23 @@ def components(
         _add_colorbar(figure, axes, image, in_lines(label, matrix_height))
         write_title(figure, axes, about)
         save(figure, folder, file)
+
+
+def _frame_extremes(axes: Axes, values: np.ndarray, greatest: bool) -> None:
+    """Draw a frame around the greatest, or the least, value of each row.
+
+    Args:
+        values: A row for each layer.
+        greatest: Whether the greatest values have frames.
+    """
+    for row, of_row in enumerate(values):
+        if np.isnan(of_row).all() or np.nanmax(of_row) - np.nanmin(of_row) < LEAST_SPREAD:
+            continue
+        column = int(np.nanargmax(of_row) if greatest else np.nanargmin(of_row))
+        for colour, width in (("white", 2.0), ("black", 0.8)):
+            frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False)
+            frame.set(edgecolor=colour, linewidth=width)
+            axes.add_patch(frame)
 
 
 def layer_pairs(

@@ -51,6 +51,37 @@ class Outcome:
         """What tables call the models that the job ran."""
         return [str(model["name"]) for model in self.models]
 
+    @property
+    def why_intervals_say_little(self) -> str:
+        """What intervals over few documents cannot say, for users; "" if there are none of those.
+
+        Documents are few if they are worth fewer than `FEW_GROUPS` of equal length. Stimuli have
+        groups, such as sentences, in the place of documents.
+        """
+        from thinkalike.measures.sample_size import FEW_GROUPS  # imports torch
+
+        effective = self.scalars.get("effective_sample_size", math.inf)
+        if effective >= FEW_GROUPS or not self._has_intervals():
+            return ""
+        unit = "documents"
+        remedy = "read more tokens, or give more text"
+        if "stimuli" in self.facts:
+            unit = "groups of stimuli"
+            remedy = "give more stimuli"
+        return (
+            f"the intervals rest on {self.scalars['documents']:.0f} {unit} (effective sample size "
+            f"{effective:.1f}): they are wide, hide small differences, and hold for {unit} like "
+            f"these alone; {remedy}"
+        )
+
+    def _has_intervals(self) -> bool:
+        """Return whether a column of the table has a bounded interval."""
+        is_bounded = False
+        for column in self.table.select_dtypes("number"):
+            if column == "low" or str(column).endswith("_low"):
+                is_bounded |= bool(self.table[column].abs().lt(math.inf).any())
+        return is_bounded
+
     def checked_for_storing(self) -> Outcome:
         """Return this outcome with NaN for both ends of each unbounded interval.
 

@@ -355,6 +355,9 @@ def _stored_outcomes(
             errors.append(outcome)
             continue
         planned = job.planned
+        few_documents = outcome.why_intervals_say_little
+        if few_documents:
+            log.warning("%s%s", WARNING, few_documents)
         warnings_of_job = warnings.warnings_of_job(outcome.model_names, models_of_all_jobs)
         try:
             checked = outcome.checked_for_storing()  # that all its numbers are finite

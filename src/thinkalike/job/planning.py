@@ -343,7 +343,8 @@ def may_take_long(config: JobConfig) -> bool:
     instrument = instrument_of(job)
     has_only_minis = all(model.mini for model in instrument.models_of(job).values())
     is_long = _tokens_read(job) > MOST_TOKENS_OF_QUICK_JOB or not has_only_minis
-    return is_long and not is_known_done(instrument, job)
+    # The key of a job without a store, which nothing is looked up by, takes time for nothing.
+    return is_long and (job.store is None or not is_known_done(instrument, job))
 
 
 def _tokens_read(config: JobConfig) -> int:

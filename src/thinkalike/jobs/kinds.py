@@ -295,6 +295,10 @@ class Diff(TextJob):
 
     The result says whether, where and on what it shows, and within which margin.
 
+    Args:
+        taught: whether to say what the changed model was taught; "only" leaves out the questions
+            that take longer, such as which modules carry the change.
+
     >>> diff("gelu-3l-mini", "gelu-3l-mini").scalars["kl"]
     0.0
     """
@@ -309,7 +313,7 @@ class Diff(TextJob):
     outputs: int = 4
     null: str = "random_change"
     steps: int = 40
-    taught: bool = True
+    taught: bool | str = True
     contrast: str | None = None
     path: str | None = None
     pairs: int = 2048

@@ -18,6 +18,9 @@ FEWEST_GROUPS = 8
 # and its interval needs groups that are worth this many of equal length.
 FEWEST_GROUPS_IF_BIASED = 15
 
+# Intervals of groups that are worth fewer of equal length come with a warning.
+FEW_GROUPS = 2 * FEWEST_GROUPS
+
 # Effective numbers and means that differ by less than this share are equal up to rounding.
 RELATIVE_ROUNDING = 1e-9
 

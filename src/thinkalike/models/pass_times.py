@@ -12,13 +12,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from thinkalike.digests import remembered
 from thinkalike.measures.losses import compare_outputs
 from thinkalike.models.families import pick_device
 from thinkalike.models.hooks import one_text_per_row
 from thinkalike.models.meta_models import MetaModel, meta_model
 from thinkalike.models.operations import TOKENS_OF_SHORT_ROW, Operations
-from thinkalike.timing import remembered_seconds
+from thinkalike.timing import remembered_seconds, timed_once
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ def seconds_per_operation(shape: TimedShape, row_length: int) -> float:
     sizes = shape.sizes or shape.width
     name = f"blocks of {sizes}, rows of {row_length}, {device}, {threads} threads"
     measure = partial(_timed_operation, shape, row_length, device)
-    return remembered(f"{name}, torch {torch.__version__}", measure)
+    return timed_once(f"{name}, torch {torch.__version__}", measure)
 
 
 def _timed_operation(shape: TimedShape, row_length: int, device: str) -> float:

@@ -2,14 +2,15 @@
 
 Lines break between words, and only very long words are broken. A table that is too wide becomes
 several tables below each other, each with the key columns. What a job is doing is shown live on a
-terminal, and elsewhere as a plain line every half minute; the line is removed at the end, and
-nothing of it goes to stdout.
+terminal, and elsewhere as a plain line after ten seconds and then every half minute; the line is
+removed at the end, and nothing of it goes to stdout.
 """
 
 from thinkalike.screen.maps import show_map as show_map
 from thinkalike.screen.progress import PROGRESS as PROGRESS
 from thinkalike.screen.progress import aside as aside
 from thinkalike.screen.progress import clock as clock
+from thinkalike.screen.progress import say as say
 from thinkalike.screen.progress import sentence as sentence
 from thinkalike.screen.progress import watched as watched
 from thinkalike.screen.tables import MOST_ROWS as MOST_ROWS

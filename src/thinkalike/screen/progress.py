@@ -25,11 +25,13 @@ from thinkalike.screen.text import wrapped
 # environment variable: seconds between lines where there is no terminal; 0: silence
 PROGRESS = "THINKALIKE_PROGRESS"
 SECONDS_BETWEEN_LINES = 30.0  # where the variable is not set
+SECONDS_BEFORE_FIRST_LINE = 10.0  # at most, so that a wait has an end in sight early
 LONGEST_WAIT = 1e6  # seconds; Python refuses to wait much longer
 MAIN_PROCESS = "MainProcess"  # workers of a sweep have other names, and share the terminal
 SPINNER_WIDTH = 2  # columns before the sentence
 
 _live: Live | None = None
+_watchers = 0  # how many `watched` are open that show what is being done
 
 
 def _seconds_between_lines() -> float:
@@ -56,12 +58,28 @@ def watched() -> Iterator[None]:
     is_first_process = all(os.environ.get(name, "0") == "0" for name in RANKS)
     if stream is None or seconds <= 0 or not is_first_process:
         yield
-    elif _is_own_terminal(stream):
-        with _on_terminal(stream):
-            yield
-    else:
-        with _in_lines(stream, seconds):
-            yield
+        return
+    shown = _on_terminal(stream) if _is_own_terminal(stream) else _in_lines(stream, seconds)
+    with shown, _counting_watchers():
+        yield
+
+
+@contextlib.contextmanager
+def _counting_watchers() -> Iterator[None]:
+    """Count one that shows what is being done, while this is open."""
+    global _watchers
+    _watchers += 1
+    try:
+        yield
+    finally:
+        _watchers -= 1
+
+
+def say(line: str) -> None:
+    """Write a line to stderr, where what is being done is shown; nothing where it is not."""
+    if _watchers:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads stderr any more
+            print(plain(line), file=sys.stderr, flush=True)
 
 
 def _is_own_terminal(stream: TextStream) -> bool:
@@ -120,7 +138,9 @@ def _in_lines(stream: TextStream, seconds: float) -> Iterator[None]:
     began = time.monotonic()
 
     def write_lines() -> None:
-        while not has_ended.wait(seconds):
+        wait = min(seconds, SECONDS_BEFORE_FIRST_LINE)
+        while not has_ended.wait(wait):
+            wait = seconds
             activities = under_way()
             if not activities:
                 continue

@@ -22,7 +22,13 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ModelConfig, SettingValues, model_named
 from thinkalike.data.alignment import check_same_tokens
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation.exchanges import ExchangesDone, exchange_outputs, exchange_parts
+from thinkalike.evaluation.changes import BatchStates
+from thinkalike.evaluation.exchanges import (
+    ExchangesDone,
+    PartChanges,
+    exchange_outputs,
+    exchange_parts,
+)
 from thinkalike.files import is_there
 from thinkalike.instruments.diff.differing_settings import (
     row_of_differing_forward_pass,
@@ -155,10 +161,12 @@ class DiffInstrument(
         parts_exchanged = min(attention_and_mlps, MOST_PARTS_EXCHANGED)
         # As many outputs of single heads are exchanged as outputs of attention and MLPs.
         outputs_and_heads = 2 * min(measure.outputs, attention_and_mlps)
+        if measure.taught == "only":
+            parts_exchanged = outputs_and_heads = 0
         # Every module and output is exchanged twice: put into the base and into the changed model.
         passes_of_exchanges = 2 * (parts_exchanged + outputs_and_heads)
         tokens = float(measure.tokens_per_part * (passes_of_exchanges + runs))
-        if measure.contrast:
+        if measure.contrast and measure.taught != "only":
             texts = 2 * measure.pairs  # the two texts of each pair
             models = RUNS + 2  # the models of the null, the base and the changed model
             tokens += TOKENS_OF_CONTRAST * texts * models
@@ -216,7 +224,7 @@ class DiffInstrument(
             text = read_random_rows(config, measure.tokens, base, fit_tokens)
             check_same_tokens(base, changed, text.rows.tokens)
         contrasts: Contrasts | None = work.optional_input("contrasts", Contrasts)
-        if measure.contrast in CONTRASTS:
+        if measure.contrast in CONTRASTS and measure.taught != "only":
             contrasts = grammar_contrasts(
                 measure.contrast, base.tokenizer, measure.pairs, size="large"
             )
@@ -242,8 +250,12 @@ class DiffInstrument(
         return replace(outcome_of_diff(observed), models=described, facts=facts)
 
     def draw(self, result: Result, folder: Path) -> None:
-        """Draw the effects by module and layer; equal models have no figure."""
-        if "layers" in result.tables:  # results of equal models lack this table
+        """Draw the effects by module and layer, unless no module was exchanged.
+
+        Equal models have no figure.
+        """
+        are_equal = "layers" not in result.tables
+        if not are_equal and result.config["measure"].get("taught") != "only":
             # A third model may follow, if one was mixed in.
             base, changed = (model["name"] for model in result.provenance["models"][:2])
             documents = result.scalars["documents"]
@@ -335,6 +347,43 @@ def _run_models_and_null(
         observed.unread_token_numbers = numbers_after_unread_tokens(
             base, changed, observed.rows, observed.changed_tokens
         )
+    if measure.taught == "only":
+        observed.parts = {part: PartChanges(None, None, None) for part in parts}
+    else:
+        _exchange_parts_and_outputs(observed, measure, parts, batches, work)
+
+    models: NullModels | None = None
+    packed_weight = weight_that_cannot_be_subtracted(base, changed)
+    if packed_weight:
+        reasons = "is packed, of two shapes, in one model alone or less precise in the base"
+        log.warning("%s %s: so it has no null", packed_weight, reasons)
+    elif parts:
+        with work.phase("null"):
+            models = null_models(measure, base, changed, parts, fit)
+            run_null(observed, models, batches, work, bool(measure.taught))
+    if parts and measure.taught:
+        with work.phase("what was taught"):
+            add_what_was_taught(observed, batches, models)
+
+
+def _exchange_parts_and_outputs(
+    observed: Observations,
+    measure: DiffConfig,
+    parts: Sequence[Part],
+    batches: Sequence[BatchStates],
+    work: Work,
+) -> None:
+    """Exchange modules and outputs between both models, and add what that does to `observed`.
+
+    Args:
+        observed: The observations of both models on the text.
+        measure: The settings of the diff.
+        parts: The modules whose weights differ.
+        batches: The first rows of text, with the states of both models.
+        work: The context of the running job.
+    """
+    base = observed.base
+    changed = observed.changed
     if parts:
         with work.phase("parts"):
             most_parts = MOST_PARTS_EXCHANGED
@@ -353,19 +402,6 @@ def _run_models_and_null(
     with work.phase("outputs"):
         if observed.kl_of_first_rows().any():
             observed.outputs = exchange_outputs(base, changed, batches, measure.outputs)
-
-    models: NullModels | None = None
-    packed_weight = weight_that_cannot_be_subtracted(base, changed)
-    if packed_weight:
-        reasons = "is packed, of two shapes, in one model alone or less precise in the base"
-        log.warning("%s %s: so it has no null", packed_weight, reasons)
-    elif parts:
-        with work.phase("null"):
-            models = null_models(measure, base, changed, parts, fit)
-            run_null(observed, models, batches, work, measure.taught)
-    if parts and measure.taught:
-        with work.phase("what was taught"):
-            add_what_was_taught(observed, batches, models)
 
 
 def _resumed_exchanges(work: Work) -> ExchangesDone | None:

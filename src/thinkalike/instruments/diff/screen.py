@@ -11,7 +11,7 @@ import pandas as pd
 from thinkalike.instruments.diff.null_runs import FORKS
 from thinkalike.instruments.diff.null_screen import sentence_of_null_comparison
 from thinkalike.instruments.diff.ranges import ranges_in_words
-from thinkalike.instruments.diff.taught_screen import lines_of_what_was_taught
+from thinkalike.instruments.diff.taught_screen import is_readable, lines_of_what_was_taught
 from thinkalike.instruments.diff.unread_tokens import POSITIONS
 from thinkalike.instruments.diff.weights_screen import weights_in_words
 from thinkalike.instruments.text_name import name_of_text
@@ -58,12 +58,18 @@ Numbers: TypeAlias = Mapping[str, float]
 def screen_lines(result: Result) -> Iterator[str]:
     """Yield the lines that are printed for a diff: a summary, and then questions with answers.
 
-    For equal models no text was read, and the number of tokens is 0. Then there are only the
-    summary and the last line.
+    What the changed model was taught stands above the summary if it can be read off, or if nothing
+    else was asked. For equal models no text was read, and the number of tokens is 0. Then there
+    are only the summary and the last line.
     """
     numbers = result.scalars
     tables = result.tables
     settings = result.config["measure"]
+    is_taught_first = asks_only_what_was_taught(result) or (
+        "lead_p" in numbers and is_readable(numbers)
+    )
+    if is_taught_first:
+        yield from lines_of_what_was_taught(tables, numbers)
     yield summary_sentence(result)
     if numbers["tokens"]:
         yield f"How much? {_change_in_words(numbers)}"
@@ -73,7 +79,15 @@ def screen_lines(result: Result) -> Iterator[str]:
         yield f"Which weights? {weights_in_words(tables['weights'])}"
     if numbers["tokens"]:
         yield from _lines_of_text(result)
+        if not is_taught_first:
+            yield from lines_of_what_was_taught(tables, numbers)
     yield f"Equivalent? {verdict_in_words(numbers, settings['margin'])}"
+
+
+def asks_only_what_was_taught(result: Result) -> bool:
+    """Return whether no module and no output was exchanged, as `taught=only` asks for."""
+    measure = result.config.get("measure") or {}
+    return bool(measure.get("taught") == "only")
 
 
 def _lines_of_text(result: Result) -> Iterator[str]:
@@ -88,6 +102,8 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     if "null_p" in numbers:
         comparison = sentence_of_null_comparison(numbers, null_continues_training)
         yield f"More than by chance? {comparison}"
+    if asks_only_what_was_taught(result):
+        return
     if numbers["modules"]:
         p = numbers.get("p_of_farthest_module")
         yield f"Where? {_onsets_and_effects_in_words(result.details, p)}"
@@ -105,7 +121,6 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     if numbers["modules"]:
         directions = directions_in_words(tables.get("directions"), result.details, numbers)
         yield f"In which directions? {directions}"
-    yield from lines_of_what_was_taught(tables, numbers)
 
 
 def summary_sentence(result: Result) -> str:
@@ -131,7 +146,7 @@ def summary_sentence(result: Result) -> str:
             f"{text}."
         )
     clauses = [what_changed, kl_in_words]
-    if numbers["modules"]:
+    if numbers["modules"] and not asks_only_what_was_taught(result):
         clauses.append(_spread_of_effect(result.details))
     clauses += _most_affected_tokens(result.tables)
     return f"{'; '.join([*clauses, text])}."

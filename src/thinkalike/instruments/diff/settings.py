@@ -36,8 +36,9 @@ class DiffConfig(MeasureConfig):
     # moves it as far as the change
     steps: int = setting(40, least=1, most=10**7)
     # whether to say what the changed model was taught: to name the tokens that become more likely,
-    # and to write text by the amplified difference of the models
-    taught: bool = True
+    # and to write text by the amplified difference of the models; only: without the questions that
+    # modules, outputs and contrasts answer, which take longer
+    taught: bool | Literal["only"] = True
     # contrast between the sentences of a pair: number or question of the built-in grammar, or a
     # table of your own
     contrast: Literal["number", "question", "table"] | None = None
@@ -75,9 +76,12 @@ class DiffConfig(MeasureConfig):
         """Return the names of the settings that have an effect.
 
         `steps` has an effect only with the continued-training control, and `pairs` only with a
-        contrast whose sentences come from the built-in grammar.
+        contrast whose sentences come from the built-in grammar. With taught=only, no output is
+        exchanged and no contrast computed.
         """
         settings = super().settings_read()
+        if self.taught == "only":
+            settings -= {"outputs", "contrast", "path", "pairs"}
         if self.null != "continued_training":
             settings -= {"steps"}
         if self.contrast not in ("number", "question"):

@@ -13,6 +13,7 @@ from thinkalike.instruments.layer_pairs.screen import (
     row_of_most_similar,
     show_what_was_read,
 )
+from thinkalike.ranking import ranked_rows
 from thinkalike.screen import show_map, show_note, show_text, span
 from thinkalike.store import Result
 
@@ -24,6 +25,9 @@ ACCUMULATES = (
 
 ROUNDING = 1e-5
 """States are the same if their value differs by less from that of a layer with itself."""
+
+NEARLY_ALL = 0.8
+"""The share of hook points that are most similar to themselves in a copy, though some changed."""
 
 HOOK_POINT = rf"-?\d+\.(?:{'|'.join(get_args(Site))})(?:\.\d+)?$"
 """Matches the names of hook points, LAYER.SITE or LAYER.z.HEAD."""
@@ -72,6 +76,32 @@ def components_of(rows_of_both: pd.DataFrame, is_distance: bool) -> dict[str, pd
     return {"components": rows.reset_index(drop=True)}
 
 
+def places_correspond(across: pd.DataFrame, is_distance: bool) -> bool:
+    """Return whether hook points at the same place of both models correspond to each other.
+
+    So they do in a model and a changed copy of it, where the question is what differs: nearly all
+    hook points are then most similar to the one in the same place. The heads of models that were
+    trained separately are numbered independently; there the question is which are alike.
+
+    Args:
+        across: The rows of a table of layer pairs that compare two models.
+        is_distance: Whether smaller values mean more similar.
+    """
+    sources = across["source_layer"]
+    targets = across["target_layer"]
+    if across.empty or not (_are_hook_points(sources) and _are_hook_points(targets)):
+        return False
+    if set(sources) != set(targets):
+        return False
+    with_value = across.dropna(subset="value")
+    values = with_value.groupby("source_layer", sort=False)["value"]
+    closest = values.transform("min" if is_distance else "max")
+    # Heads that are all the same are as similar to each other as to themselves.
+    is_closest = (with_value["value"] - closest).abs() < ROUNDING
+    is_in_place = with_value["source_layer"] == with_value["target_layer"]
+    return bool((is_closest & is_in_place).sum() >= NEARLY_ALL * values.ngroups)
+
+
 def _are_hook_points(layers: pd.Series) -> bool:
     """Return whether all layers are named for hook points."""
     return bool(layers.astype(str).str.match(HOOK_POINT).all())
@@ -102,10 +132,14 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
     source, target = table[["source", "target"]].iloc[0]
     least_similar = row_of_least_similar(table, is_distance)
     most_similar = row_of_most_similar(table, is_distance)
+    marked = marked_components(result, is_distance)
+    ends = {"least similar": least_similar, "most similar": most_similar}
+    first = ends.pop(marked)
+    ((other, last),) = ends.items()
     show_text(
-        f"{source} and {target} are least similar at {_place_in_words(least_similar)} "
-        f"({label} {_value_of_component(least_similar)}) and most similar at "
-        f"{_place_in_words(most_similar)} ({_value_of_component(most_similar)})."
+        f"{source} and {target} are {marked} at {_place_in_words(first)} "
+        f"({label} {_value_of_component(first)}) and {other} at "
+        f"{_place_in_words(last)} ({_value_of_component(last)})."
     )
 
     is_place_by_place = are_same_components(table)
@@ -120,10 +154,6 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
     show_note(title)
     matrix = layer_by_component(table)
     if len(matrix):
-        # Distances between a model and a changed copy are read for what differs.
-        marked: Literal["most similar", "least similar"] = "most similar"
-        if is_distance and is_place_by_place:
-            marked = "least similar"
         show_map(matrix, is_distance, marked)
     show_what_was_read(result)
     if is_distance and is_place_by_place:
@@ -131,6 +161,38 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
     if is_place_by_place:
         _show_where_copy_differs(label, table, is_distance)
         _show_closest_elsewhere(label, result, is_distance)
+
+
+def marked_components(
+    result: Result, is_distance: bool
+) -> Literal["most similar", "least similar"]:
+    """Return which components come first and are marked: those that are most or least similar.
+
+    They are the least similar of a model and a changed copy, and the most similar of models that
+    were trained separately.
+
+    Args:
+        result: A result with the table `components`.
+        is_distance: Whether smaller values mean more similar.
+    """
+    if places_correspond(rows_between_models(result.details), is_distance):
+        return "least similar"
+    return "most similar"
+
+
+def components_that_differ_first(table: pd.DataFrame, is_distance: bool) -> pd.DataFrame:
+    """Return a table of layer pairs with the hook points of a model and its copy first.
+
+    Those that differ most are the first rows. The remaining rows follow in their order.
+
+    Args:
+        table: The table of layer pairs.
+        is_distance: Whether smaller values mean more similar.
+    """
+    of_two_models = table["source"] != table["target"]
+    is_in_place = of_two_models & (table["source_layer"] == table["target_layer"])
+    in_place = ranked_rows(table[is_in_place], "value", smallest_first=not is_distance)
+    return pd.concat([in_place, table[~is_in_place]])
 
 
 def are_same_components(table: pd.DataFrame) -> bool:

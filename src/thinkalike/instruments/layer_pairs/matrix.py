@@ -14,10 +14,13 @@ from thinkalike.config.parts import AFTER
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.components import (
     are_same_components,
+    components_that_differ_first,
     layer_by_component,
+    marked_components,
+    places_correspond,
     show_components,
 )
-from thinkalike.instruments.layer_pairs.equal_depth import LayerName
+from thinkalike.instruments.layer_pairs.equal_depth import LayerName, rows_between_models
 from thinkalike.job import Instrument
 from thinkalike.job.setting_groups import FIT_TEXT, REPORT_TEXT, left_in_key
 from thinkalike.models.families import Layer
@@ -29,6 +32,10 @@ from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+LAYER_PAIR = {"source", "target", "source_layer", "target_layer"}
+"""The columns of a table of layer pairs that say which pair a row is of."""
 
 
 class LayerMatrix(Instrument[AnalyzeConfig]):
@@ -111,8 +118,18 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
             layers_of = str(first.source)
         matrix = layer_by_component(components)
         label = self.label(result)
-        subtitle = f"{models}\n{subtitle}"
-        figures.components(matrix, folder, self.kind, label, scale, subtitle, layers_of)
+        marked = marked_components(result, self.is_distance)
+        subtitle = f"{models}\n{subtitle}; framed: the {marked} of each layer"
+        figures.components(
+            matrix,
+            folder,
+            self.kind,
+            label,
+            scale,
+            subtitle,
+            layers_of,
+            frames_greatest=self.is_distance == (marked == "least similar"),
+        )
 
     def label(self, result: Result) -> str:
         """Return the name of the measure for tables and figures, such as "CKA at mlp_post".
@@ -129,8 +146,16 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         return label
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the most similar layers first."""
-        return ranked_layer_pairs(table, smallest_first=self.is_distance)
+        """Return the most similar layers first.
+
+        Of components of a model and a changed copy, those that differ most come first.
+        """
+        ranked = ranked_layer_pairs(table, smallest_first=self.is_distance)
+        if set(table) >= LAYER_PAIR and places_correspond(
+            rows_between_models(table), self.is_distance
+        ):
+            return components_that_differ_first(ranked, self.is_distance)
+        return ranked
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the value of the least similar layers and a mean over layers as headlines.
@@ -145,7 +170,16 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         if "components" in result.tables:
             show_components(self.label(result), result, self.is_distance)
         else:
-            screen.show_layer_pairs(self.label(result), result, self.is_distance)
+            screen.show_layer_pairs(
+                self.label(result), result, self.is_distance, self.uncomputed_controls(result)
+            )
+
+    def uncomputed_controls(self, result: Result) -> Sequence[str]:
+        """Return in words what models could have been compared with, and were not.
+
+        Such as "by chance (measure.null=true)". By default there is nothing of the kind.
+        """
+        return ()
 
 
 def _site_of_all(result: Result) -> str:

@@ -28,6 +28,7 @@ from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.states.batches import ModelRuns, StateBatches, text_batches
 from thinkalike.states.source import StateSource
+from thinkalike.store import Result
 
 if TYPE_CHECKING:
     pass
@@ -156,6 +157,26 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         if config.ruler is None or "ruler" not in self.reads or config.activations:
             return False
         return config.model.site == AFTER and config.target.site == AFTER
+
+    def uncomputed_controls(self, result: Result) -> Sequence[str]:
+        """Return what the layers could have been compared with, and were not.
+
+        These are the null distribution, and local mixing of tokens. The second, which equivalent
+        bit widths need, is not mentioned where their table is on the screen.
+        """
+        config = result.config
+        measure = config.get("measure") or {}
+        if "equivalent_bits" in result.tables:
+            return ()
+        uncomputed = []
+        if measure.get("null") is False:
+            uncomputed.append("by chance (measure.null=true)")
+        models = [config.get("model") or {}, config.get("target") or {}]
+        is_of_stream = all(model.get("site", AFTER) == AFTER for model in models)
+        is_of_text = "stimuli" not in result.provenance
+        if "ruler" in self.reads and is_of_stream and is_of_text:
+            uncomputed.append("by local mixing of tokens (ruler=bits)")
+        return uncomputed
 
     # ---- the comparison
 

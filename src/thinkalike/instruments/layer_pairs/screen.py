@@ -26,6 +26,9 @@ from thinkalike.screen import (
 )
 from thinkalike.store import Headline, Result
 
+LEVEL = 0.05
+"""A pair of layers is beyond chance if its corrected p-value is at most this."""
+
 
 class PairValue(NamedTuple):
     """The value of a layer pair with its interval."""
@@ -81,16 +84,21 @@ def _layer_pair_in_words(row: pd.Series) -> str:
     return f"layer {source_layer} of {row['source']} and layer {target_layer} of {row['target']}"
 
 
-def answer(label: str, rows_of_both: pd.DataFrame, is_distance: bool) -> str:
+def answer(
+    label: str, rows_of_both: pd.DataFrame, is_distance: bool, uncomputed: Sequence[str] = ()
+) -> str:
     """Return in a sentence at which layers models are most similar, and at which least.
 
-    Only layers of equal relative depth are considered, or consecutive layers where a model is
-    compared with itself.
+    The sentence also says whether the most similar pair is beyond chance, or that this was not
+    computed. Only layers of equal relative depth are considered, or consecutive layers where a
+    model is compared with itself.
 
     Args:
         label: What tables and figures call the measure.
         rows_of_both: The rows of a table of layer pairs that compare the two models.
         is_distance: Whether smaller values mean more similar.
+        uncomputed: What the models were not compared with, such as "by chance", of what they
+            could have been.
 
     Returns:
         The sentence; "" for a single layer that is compared with itself.
@@ -104,23 +112,54 @@ def answer(label: str, rows_of_both: pd.DataFrame, is_distance: bool) -> str:
     target = most["target"]
     if source == target:
         return _answer_of_one_model(label, most, least)
+    most_and_least = _most_and_least_similar(label, most, least, len(compared))
+    return f"{most_and_least}{_beyond_chance(most, uncomputed)}."
 
+
+def _most_and_least_similar(label: str, most: pd.Series, least: pd.Series, pairs: int) -> str:
+    """Return at which layer pairs two models are most and least similar, without a full stop.
+
+    Args:
+        label: What tables and figures call the measure.
+        most, least: The rows of the most and of the least similar pair.
+        pairs: How many pairs are considered.
+    """
+    source = most["source"]
+    target = most["target"]
     of_models = f"{label} of {source} and {target}"
-    if len(compared) == 1 and isinstance(most["source_layer"], str):  # such as the logits
-        return f"{capitalised(of_models)} is {_value_and_chance_in_words(most)}."
-    if len(compared) == 1:
+    if pairs == 1 and isinstance(most["source_layer"], str):  # such as the logits
+        return f"{capitalised(of_models)} is {_value_and_chance_in_words(most)}"
+    if pairs == 1:
         return (
-            f"At {_layer_pair_in_words(most)}, {of_models} is {_value_and_chance_in_words(most)}."
+            f"At {_layer_pair_in_words(most)}, {of_models} is {_value_and_chance_in_words(most)}"
         )
     value = _value_and_chance_in_words(most)
     if most["value"] == least["value"] or value == _value_and_chance_in_words(least):
-        return f"At equal relative depth, {of_models} is {value} at every layer."
+        return f"At equal relative depth, {of_models} is {value} at every layer"
     return (
         f"At equal relative depth, {source} and {target} are most similar at "
         f"{_layer_pair_in_words(most)} ({label} {value}) "
         f"and least similar at {_layer_pair_in_words(least)} "
-        f"({_value_and_chance_in_words(least)})."
+        f"({_value_and_chance_in_words(least)})"
     )
+
+
+def _beyond_chance(most: pd.Series, uncomputed: Sequence[str]) -> str:
+    """Return a clause that says whether the most similar pair is beyond its null distribution.
+
+    Args:
+        most: The row of the pair, with the columns of the null if that was computed.
+        uncomputed: What the models were not compared with, of what they could have been.
+    """
+    p = most.get("p_corrected", math.nan)
+    if not math.isnan(p):
+        verdict = "beyond" if p <= LEVEL else "not beyond"
+        return f"; the most similar is {verdict} chance (p = {p:.2g} among all pairs)"
+    if not math.isnan(most.get("null_mean", math.nan)):
+        return "; whether that is beyond chance cannot be tested on so few documents"
+    if not uncomputed:
+        return ""
+    return f"; whether that is more than {' or '.join(uncomputed)} was not computed"
 
 
 def _answer_of_one_model(label: str, most: pd.Series, least: pd.Series) -> str:
@@ -246,7 +285,9 @@ def unit_of_rows(result: Result) -> str:
     return "tokens"
 
 
-def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
+def show_layer_pairs(
+    label: str, result: Result, is_distance: bool, uncomputed: Sequence[str] = ()
+) -> None:
     """Print where models are most and least similar, a map of all layer pairs, and the null.
 
     Where the result has equivalent bit widths, a sentence that takes the local-mixing control into
@@ -256,9 +297,10 @@ def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
         label: What sentences call the measure.
         result: The result, of two models or of one with itself.
         is_distance: Whether smaller values mean more similar.
+        uncomputed: What the models were not compared with, of what they could have been.
     """
     rows_of_both = rows_between_models(result.details)
-    sentence = answer(label, rows_of_both, is_distance)
+    sentence = answer(label, rows_of_both, is_distance, uncomputed)
     has_control = "equivalent_bits" in result.tables
     if sentence and has_control:
         show_text(f"By its values alone, which the control may explain: {sentence}")

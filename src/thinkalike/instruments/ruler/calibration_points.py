@@ -25,6 +25,7 @@ from thinkalike.memory import free_cached_memory
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.rounding import rounded_copy
 from thinkalike.models.variants import untrained_with_embedding
+from thinkalike.processes import doing
 from thinkalike.states.source import StateSource
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,9 @@ MIXING = "local mixing"
 
 BLOCKS_AWAY = {"1 block away": 1, "2 blocks away": 2, "4 blocks away": 4}
 """The calibration points of the model's own layers that are so many blocks away."""
+
+POINTS_IN_WORDS = {UNTRAINED: "its untrained copy", MIXING: "local mixing of tokens"}
+"""What the activity of a job calls calibration points that are no rounded copies."""
 
 TWIN_SEED = 65537
 """The seed of the untrained twin. No model of a user's is likely to have it."""
@@ -144,6 +148,18 @@ def calibration_point_in_words(name: str) -> str:
     return name
 
 
+def activity_at_point(model: str, name: str) -> str:
+    """Return what a job does at a calibration point: "copy of a rounded to 4 bits".
+
+    Args:
+        model: The name of the model that is compared with the point.
+        name: The name of the calibration point.
+    """
+    if name.isdigit():
+        return f"copy of {model} rounded to {name} bits"
+    return f"{model} beside {POINTS_IN_WORDS.get(name, name)}"
+
+
 class RulerValues(NamedTuple):
     """The similarity of two models, and of each model to its calibration points."""
 
@@ -188,17 +204,19 @@ def measure_calibration_points(
     sides = range(len(dict.fromkeys(models)))
     for side in sorted(sides, key=lambda number: models[number].parameters()):
         model = models[side]
-        with work.phase(f"calibration points of {model.name}"):
+        # The time counts for the phase; what is shown is which copy is being read.
+        with work.phase.counting(f"calibration points of {model.name}"):
             point = _next_calibration_point(model, value.mean(1), points[side], further(model))
             while point:
                 log.info("%s beside %s", model.name, calibration_point_in_words(point))
-                states[side][point] = _resumed_or_new_states(comparison, side, point, work)
-                free_cached_memory(model.device)
-                if point != MIXING and comparison.leave_out_massive(states[side][point]):
-                    is_outdated = True
-                points[side][point] = comparison.similarity_to_point(
-                    side, point, states[side][point]
-                )
+                with doing(activity_at_point(model.name, point)):
+                    states[side][point] = _resumed_or_new_states(comparison, side, point, work)
+                    free_cached_memory(model.device)
+                    if point != MIXING and comparison.leave_out_massive(states[side][point]):
+                        is_outdated = True
+                    points[side][point] = comparison.similarity_to_point(
+                        side, point, states[side][point]
+                    )
                 point = _next_calibration_point(model, value.mean(1), points[side], further(model))
 
     if is_outdated:

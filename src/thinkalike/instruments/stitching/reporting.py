@@ -209,7 +209,7 @@ def losses_of_copies(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Docu
     bits = next_bits(negated_costs, negated_costs_of_copies)  # None: there are enough copies
     while bits:
         log.info("%s at %d bits", target.name, bits)
-        with doing(f"rounding to {bits} bits"):
+        with doing(f"copy of {target.name} rounded to {bits} bits"):
             copy = rounded_copy(target, bits)
         loss = target_losses(copy, setting.corpus.report)
         del copy  # there is memory for one copy

@@ -36,6 +36,9 @@ MEANING_OF_BASELINES = {
 }
 """What the baselines are, in the order of `BASELINES`."""
 
+VERDICT_BASELINES = ("token-mean baseline", "identity baseline")
+"""The baselines that the first sentence compares the penalty with, in this order."""
+
 LEAST_OF_TWO_DECIMALS = 0.01
 """Smaller numbers would have no digit but 0 among two decimals."""
 
@@ -115,8 +118,9 @@ def _range_of_bit_widths(bit_widths: pd.Series) -> str:
 def sentence_of_direction(table: pd.DataFrame) -> str:
     """Return in a sentence what the stitches of one direction cost, in nats per token.
 
-    If it is known, the sentence adds the number of bits to which the target's weights must be
-    rounded to lose as much.
+    The sentence says how that compares with the baselines, as far as intervals tell. If it is
+    known, it adds the number of bits to which the target's weights must be rounded to lose as
+    much.
 
     Args:
         table: The details of the direction, a row for each stitch.
@@ -124,10 +128,69 @@ def sentence_of_direction(table: pd.DataFrame) -> str:
     target = table["target"].iloc[0]
     layers = _stitched_layers_in_words(table)
     cost = f"Stitching {layers} costs {_range_of_column(table, 'penalty')} nats per token"
-    if "equivalent_bits" not in table:
-        return f"{cost}."
-    bits = _range_of_bit_widths(table["equivalent_bits"])
-    return f"{cost}, as much as rounding the weights of {target} to {bits} bits."
+    comparisons = _comparisons_with_baselines(table)
+    sentence = ", ".join([cost, *comparisons])
+    if "equivalent_bits" in table:
+        bits = _range_of_bit_widths(table["equivalent_bits"])
+        joined = ", and" if comparisons else ","
+        sentence += f"{joined} as much as rounding the weights of {target} to {bits} bits"
+    return f"{sentence}."
+
+
+def _comparisons_with_baselines(table: pd.DataFrame) -> list[str]:
+    """Return clauses that say how the penalties compare with the baselines.
+
+    A penalty counts as less or more only if its interval does not overlap that of the baseline. A
+    map that is the identity has no identity baseline, and neither have stitches of a layer into
+    itself, whose identity baseline is 0. Results of earlier versions have no intervals of
+    baselines, and no clauses.
+
+    Args:
+        table: The details of the direction, a row for each stitch.
+    """
+    kinds = set(table.get("stitch", ()))
+    baselines_by_verdict: dict[str, list[str]] = {}
+    for name in VERDICT_BASELINES:
+        column = BASELINES[name]
+        if not {"penalty_low", "penalty_high", f"{column}_low", f"{column}_high"} <= set(table):
+            continue
+        is_map_itself = name == "identity baseline" and "identity" in kinds
+        if is_map_itself or (table[column] == 0).all():
+            continue
+        in_words = f"the {name}"
+        if len(table) == 1:  # the table below has the numbers of several stitches
+            in_words += f" ({number_text(table[column].iloc[0], '.2f')})"
+        verdict = _verdict_beside_baseline(table, column)
+        baselines_by_verdict.setdefault(verdict, []).append(in_words)
+    return [
+        verdict.format(" and ".join(baselines))
+        for verdict, baselines in baselines_by_verdict.items()
+    ]
+
+
+def _verdict_beside_baseline(table: pd.DataFrame, column: str) -> str:
+    """Return how the penalties compare with a baseline, whose place is "{}": "less than {}".
+
+    Args:
+        table: The details of the direction, a row for each stitch.
+        column: The name of the column of the baseline.
+    """
+    is_less = table["penalty_high"] < table[f"{column}_low"]
+    is_more = table["penalty_low"] > table[f"{column}_high"]
+    rows_by_verdict = {
+        "less than": is_less,
+        "not distinguishable from": ~(is_less | is_more),
+        "more than": is_more,
+    }
+    verdicts: list[str] = []
+    for verdict, is_so in rows_by_verdict.items():
+        if is_so.all():
+            return f"{verdict} {{}}"
+        if is_so.any():
+            baseline = "it" if verdicts else "{}"
+            layers = layer_pairs_in_words(table[is_so])
+            verdicts.append(f"{verdict} {baseline} at {layers}")
+    return " and ".join(verdicts)
 
 
 def sentence_of_floor(table: pd.DataFrame) -> str:
