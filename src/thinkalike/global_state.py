@@ -32,7 +32,7 @@ CASTING_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 _ALONE = threading.RLock()
 _is_open = False
-_call = ""
+_call_id = ""
 
 
 @contextlib.contextmanager
@@ -42,13 +42,13 @@ def isolated() -> Iterator[None]:
     Inside another `isolated` this does nothing, so that a job that needs the result of another one
     is not reseeded by it.
     """
-    global _is_open, _call
+    global _is_open, _call_id
     with _ALONE:
         if _is_open:
             yield
             return
         _is_open = True
-        _call = secrets.token_hex(8)
+        _call_id = secrets.token_hex(8)
         try:
             with contextlib.ExitStack() as restored:
                 for state in GLOBAL_STATES:
@@ -60,9 +60,13 @@ def isolated() -> Iterator[None]:
             _is_open = False
 
 
-def this_call() -> str:
-    """Return a random text that is the same within an outermost `isolated`, and new in the next."""
-    return _call
+def id_of_this_call() -> str:
+    """Return a random text that identifies the call of the package that is running.
+
+    A call is a public function or a command, with all that it calls: it lasts as long as the
+    outermost `isolated` is open. The next call has another text.
+    """
+    return _call_id
 
 
 @contextlib.contextmanager

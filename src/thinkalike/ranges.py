@@ -17,7 +17,7 @@ class Within(NamedTuple):
     Attributes:
         least, most: The ends that belong to the range; None: there is no such end.
         above, below: The ends that do not.
-        is_finite: Whether infinity is left out.
+        allows_infinity: Whether infinite numbers are in the range, if its ends permit them.
         fewest: The least number of values of an array of such numbers.
     """
 
@@ -25,7 +25,7 @@ class Within(NamedTuple):
     most: Number | None = None
     above: Number | None = None
     below: Number | None = None
-    is_finite: bool = True
+    allows_infinity: bool = False
     fewest: int = 0
 
     def __contains__(self, number: object) -> bool:
@@ -33,7 +33,7 @@ class Within(NamedTuple):
             return False
         if isinstance(number, float) and math.isnan(number):
             return False
-        if number in (math.inf, -math.inf) and self.is_finite:
+        if number in (math.inf, -math.inf) and not self.allows_infinity:
             return False
         return (
             (self.least is None or number >= self.least)

@@ -16,7 +16,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.contrib import papers
 from thinkalike.contrib.papers import brown2023_cka as experiments
 from thinkalike.contrib.papers import experiment as frame
-from thinkalike.contrib.papers.brown2023_population import claim_that_null_flips_less
+from thinkalike.contrib.papers.brown2023_population import claim_that_null_flips_fewer_predictions
 from thinkalike.contrib.papers.claims import VERDICTS, claims_table
 from thinkalike.contrib.papers.experiment import ExperimentRun
 from thinkalike.contrib.papers.population_result import PopulationResult
@@ -64,10 +64,10 @@ def test_blocks_that_are_planted_are_found(tmp_path):
     cells = torch.where(block[:, None] == block, 0.9, 0.3)
     assert float(experiments.block_structure(cells)) == pytest.approx(0.6)
     both = case(tmp_path, aa=cells, bb=torch.full((8, 8), 0.5))
-    assert experiments._claim_of_blocks(both, "a").verdict == "holds"
-    assert experiments._claim_of_blocks(both, "b").verdict == "undecided"
+    assert experiments._claim_that_layers_form_blocks(both, "a").verdict == "holds"
+    assert experiments._claim_that_layers_form_blocks(both, "b").verdict == "undecided"
     reversed_ = case(tmp_path, cc=torch.where(block[:, None] == block, 0.3, 0.9))
-    assert experiments._claim_of_blocks(reversed_, "c").verdict == "does not hold"
+    assert experiments._claim_that_layers_form_blocks(reversed_, "c").verdict == "does not hold"
 
 
 def test_an_odd_one_out_that_is_planted_is_found(tmp_path):
@@ -104,7 +104,7 @@ def test_a_direction_of_cka_is_judged_by_its_interval(cells, noise, verdict, tmp
     result = planted(tmp_path, cells, noise)
     models = {name: ModelConfig(name=name) for name in "ab"}
     config = composed("experiment=brown2023/figure4", entry="analyze")
-    claim = experiments._claim_of_symmetry(ExperimentRun(config, models, {"a, b": result}))
+    claim = experiments._claim_that_cka_is_symmetric(ExperimentRun(config, models, {"a, b": result}))
     assert claim.verdict == verdict
     assert claim.tolerance == "within 0.01 of 0"
 
@@ -334,7 +334,7 @@ def of_parents(folder, null, strategy, each) -> PopulationResult:
     [(0.05, 0.3, 4, "holds"), (0.15, 0.3, 4, "does not hold"), (0.05, 0.3, 2, "not testable here")],
 )
 def test_the_null_flips_less_than_a_third_where_that_was_planted(null, strategy, each, verdict, tmp_path):
-    claim = claim_that_null_flips_less(of_parents(tmp_path, null, strategy, each))
+    claim = claim_that_null_flips_fewer_predictions(of_parents(tmp_path, null, strategy, each))
     assert claim.verdict == verdict
     if each > 2:
         assert f"{null - strategy / 3:+.3f}" in claim.numbers

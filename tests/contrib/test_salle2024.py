@@ -79,7 +79,7 @@ CLAIMS = [
     (salle2024_profiles._claim_that_part_of_speech_leads_at_ends, TURNING, STEADY),
     (salle2024_profiles._claim_that_position_rises, TURNING, TURNING[::-1]),
     (salle2024_profiles._claim_that_number_fades, TURNING, TURNING[::-1]),
-    (salle2024_likeness._claim_of_blocks, TURNING, ALTERNATING),
+    (salle2024_likeness._claim_that_profiles_form_blocks, TURNING, ALTERNATING),
 ]
 
 

@@ -160,7 +160,7 @@ def refuse_beyond(tensor: Tensor, within: Within, name: str) -> None:
     for end in tensor.detach().aminmax():
         number = float(end)
         if number not in within:
-            kind = "finite numbers" if within.is_finite else "numbers"
+            kind = "numbers" if within.allows_infinity else "finite numbers"
             wanted = f"{kind}, {within}".rstrip(", ")
             raise ValueError(f"{name} holds {number:g}: its values must be {wanted}")
 

@@ -177,24 +177,26 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=15, reads=OF_STATES):
         target: pd.DataFrame,
         level: str,
     ) -> None:
-        """Warn of missing intervals and p-values, and of layers that a single row decides.
+        """Warn of missing intervals and p-values, and of layers that a single token decides.
 
-        The leverage of a row is its share of a layer's variance in a batch. A row decides a layer
-        if its leverage is above `LARGE_LEVERAGE`.
+        The leverage of a token is its share of a layer's variance in a batch. A token decides the
+        CKA of a layer if its leverage is above `LARGE_LEVERAGE`. The same is said of words or
+        stimuli if these are compared.
 
         Args:
             estimate: The values of all layer pairs, with the largest leverage in each layer.
-            source, target: Tables with the columns `model` and `layer`, a row for each layer.
-            level: What a row of a batch is: "token", "word" or "stimulus".
+            source, target: Tables of the layers of either model, with the columns `model` and
+                `layer`.
+            level: What is compared: "token", "word" or "stimulus".
         """
         super().warn(estimate, source, target, level)
         assert isinstance(estimate, CKAResult)
         large_leverages: defaultdict[str, dict[object, float]] = defaultdict(dict)
         sides = [(source, estimate.leverage_source), (target, estimate.leverage_target)]
         for layers, leverages in sides:
-            for row, leverage in zip(layers.itertuples(), leverages.tolist(), strict=True):
+            for layer, leverage in zip(layers.itertuples(), leverages.tolist(), strict=True):
                 if leverage > LARGE_LEVERAGE:
-                    large_leverages[str(row.model)][row.layer] = leverage
+                    large_leverages[str(layer.model)][layer.layer] = leverage
         if not large_leverages:
             return
 

@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class GatheredWarnings(logging.Handler):
-    """Gathers warnings while it is open, and marks records that repeat one, as `record.again`."""
+    """Gathers warnings while it is open, and marks records that repeat a warning.
+
+    The mark is the attribute `again` of a record, which handlers that print may read.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,23 +46,31 @@ class GatheredWarnings(logging.Handler):
         LOGGER.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Store the text of a warning, and set `record.again` if it was logged before.
+        """Store the text of a warning, mark the record if it repeats one, and print if needed.
 
-        Records whose text does not begin with "warning: " are not stored.
+        - A record whose text begins with "warning: " is stored, and `record.again` says whether
+          the same text was logged before. The warnings of unfinished jobs are written into the
+          folders of their states, see `store_beside_states`.
+        - Any record that is not a repeated warning is printed if nothing else does so: the program
+          has set up no logging, and this is the first handler of the package's logger.
         """
         text = record.getMessage()
         if text.startswith(WARNING):
-            # A job may run other jobs, which have a handler of their own; either may have set it.
-            was_logged_before = getattr(record, "again", False) or text in self._texts
-            record.again = was_logged_before
+            # A job may run other jobs inside it, each with a handler of this class. All of them
+            # get the record, and an earlier one may have marked it.
+            is_marked = getattr(record, "again", False)
+            record.again = is_marked or text in self._texts
             self._texts[text] = None
             self._write_files()
 
-        # Without any handler, `logging` prints records by `logging.lastResort`. As this handler
-        # counts as one, it has to do the same. Of several handlers of this class, the first does.
-        has_to_print = not logging.root.handlers and LOGGER.handlers[0] is self
+        # `logging` prints the records of a program that has set up no handlers by
+        # `logging.lastResort`. Handlers of this class keep it from doing so, although they only
+        # gather records. So the first of them does it instead.
+        program_has_handlers = bool(logging.root.handlers)
+        is_first = LOGGER.handlers[0] is self
         is_repeated = getattr(record, "again", False)
-        if has_to_print and logging.lastResort and not is_repeated:
+        has_to_print = not program_has_handlers and is_first and not is_repeated
+        if has_to_print and logging.lastResort:
             logging.lastResort.handle(record)
 
     def store_beside_states(self, states: Path, models: Collection[str]) -> None:

@@ -14,7 +14,7 @@ from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.config.schema import SettingValues
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import listed
-from thinkalike.global_state import this_call
+from thinkalike.global_state import id_of_this_call
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import distinct_labels
 from thinkalike.models.patched_libraries import patched_names
@@ -41,10 +41,16 @@ Inputs = Mapping[str, Input]
 def fingerprints(config: JobConfig, parts: Sequence[str]) -> dict[str, str]:
     """Return the fingerprints of the checkpoints and the text that a job reads.
 
-    They are named as the parts of the configuration: "model" (the source), "target" and "data". If
-    the job reads a model, the entry "labels" has the labels of its models, because they stand in
-    the tables of the result. The entry "patches" names functions of libraries that somebody has
-    replaced in this process, as no file tells what models do with them.
+    They are named as the parts of the configuration: "model" (the source), "target" and "data".
+    There may be two further entries:
+
+    - "labels", if the job reads a model: the labels of its models, because they stand in the
+      tables of the result;
+    - "patches", if code outside the libraries has replaced some of their functions in this process
+      (monkey patches): the names of these functions, with a text that no other call has. It is
+      only there for models that are read from files, as the files do not tell what a replaced
+      function does. The digest of a model in memory accounts for its code, and stored states are
+      computed already.
 
     Args:
         config: The configuration.
@@ -61,7 +67,7 @@ def fingerprints(config: JobConfig, parts: Sequence[str]) -> dict[str, str]:
     if models:
         by_part["labels"] = ", ".join(distinct_labels(models))
     if any(_is_described_by_files(model) for model in models):
-        patches = patches_of_call(this_call())
+        patches = names_of_replaced_functions(id_of_this_call())
         if patches:
             by_part["patches"] = patches
 
@@ -72,21 +78,23 @@ def fingerprints(config: JobConfig, parts: Sequence[str]) -> dict[str, str]:
 
 
 def _is_described_by_files(model: ModelConfig) -> bool:
-    """Return whether a model is read from files and run, and not in memory or recorded."""
+    """Return whether a model is read from files and then run.
+
+    It is false for a model in memory, and for a folder of stored states, which is not run.
+    """
     return not isinstance(model, LoadedModelConfig) and not model.holds_states
 
 
 @lru_cache(maxsize=1)
-def patches_of_call(call: str) -> str:
-    """Return the names of functions of libraries that somebody has replaced in this process.
+def names_of_replaced_functions(call_id: str) -> str:
+    """Return the names of replaced functions of libraries, followed by the id of this call.
 
-    A name that identifies this call of the package follows. What a replaced function reads cannot
-    be known, so a stored result of an earlier call must not be taken for the result of this one:
-    the returned text enters the key of a job, and no other call has it. The text is "" if nothing
-    is replaced.
+    What a replaced function reads cannot be known, so a stored result of an earlier call must not
+    be taken for the result of this one. The returned text enters the key of a job, and no other
+    call has it. It is "" if nothing is replaced.
 
     Args:
-        call: A random text that is new for each call of the package.
+        call_id: A random text that is new for each call of the package.
     """
     names = patched_names()
     if not names:
@@ -96,7 +104,7 @@ def patches_of_call(call: str) -> str:
         "found again",
         listed(names),
     )
-    return f"{', '.join(names)} {call}"
+    return f"{', '.join(names)} {call_id}"
 
 
 def contents_of(inputs: Inputs) -> dict[str, str]:

@@ -124,7 +124,13 @@ class Work:
 def phase_of_all(works: Iterable[Work], name: str) -> Iterator[None]:
     """Add the time of the body to a phase of each of several jobs that run together.
 
-    Phases inside the body are subtracted, so that no second of a job counts twice.
+    While another phase of a job runs inside the body, its time belongs to that phase alone, so
+    that no second of a job counts twice. The screen shows the name of the phase as the current
+    activity, unless another activity runs inside it (`steps_aside`).
+
+    Args:
+        works: The jobs, each with its own phases.
+        name: The name of the phase.
     """
     with contextlib.ExitStack() as phases, doing(name, steps_aside=True):
         for work in works:

@@ -86,7 +86,7 @@ class Estimate:
 
 def interval_around(
     value: Annotated[Float[Tensor, "*s"], Within()],
-    half: Annotated[Float[Tensor, "*#s"] | float, Within(least=0, is_finite=False)],
+    half: Annotated[Float[Tensor, "*#s"] | float, Within(least=0, allows_infinity=True)],
 ) -> Estimate:
     """Return the estimate value ± half, where `half` is one number for all values, or one each."""
     return Estimate(value, value - half, value + half)
@@ -120,7 +120,9 @@ def jackknife(
     *,
     is_drawn: bool = False,
     level: Level = 0.95,
-    t: Annotated[Float[Tensor, "*#s"] | float | None, Within(least=0, is_finite=False)] = None,
+    t: Annotated[
+        Float[Tensor, "*#s"] | float | None, Within(least=0, allows_infinity=True)
+    ] = None,
 ) -> Estimate:
     """Return a value with its jackknife interval, in float64.
 

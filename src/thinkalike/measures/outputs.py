@@ -91,9 +91,9 @@ def _check_same_vocabulary(source: _Outputs, target: _Outputs) -> None:
 def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
     """Return the Jensen-Shannon divergence of each row, in float64, from the logits.
 
-    P and Q are the exponentials of the logits less the largest one of the row, which are
-    probabilities times their sums S and T. With w = S / (S + T) and M = log((1 - w) P + w Q) the
-    divergence is
+    P and Q are the exponentials of the logits less the largest one of the row. S and T are their
+    sums, so that the probabilities are P / S and Q / T. Let w = S / (S + T), and let
+    M = log((1 - w) P + w Q). The divergence is
 
         ½ Σ P (log P - M) / S + ½ Σ Q (log Q - M) / T + log((1 - w) S + w T) - ½ log S T.
 
@@ -113,10 +113,10 @@ def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
     if first.is_cuda:
         logits_at_once = AT_ONCE_ON_GPU
     rows_at_once = max(min(n, logits_at_once // width), 1)
-    memory = first.new_empty(5, rows_at_once, width)
+    buffers = first.new_empty(5, rows_at_once, width)  # for log P, log Q, P, Q and M
     sums_of_strips = []
     for x, y in zip(first.split(rows_at_once), target.values.split(rows_at_once), strict=True):
-        sums_of_strips.append(_divergence_sums(x, y, memory[:, : len(x)]))
+        sums_of_strips.append(_divergence_sums(x, y, buffers[:, : len(x)]))
     joined = [torch.cat(values).double() for values in zip(*sums_of_strips, strict=True)]
     sums = _DivergenceSums(*joined)  # of all rows
     _refuse_flawed(sums.p_sum, source.name)  # a sum is also NaN if all logits are -inf
@@ -126,10 +126,11 @@ def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
 
 
 class _DivergenceSums(NamedTuple):
-    """What the Jensen-Shannon divergence of r rows needs of their logits.
+    """Sums over the vocabulary from which `_divergences` computes the divergence of r rows.
 
     Attributes:
-        divergence: Σ P (log P - M) / S + Σ Q (log Q - M) / T.
+        divergence: Σ P (log P - M) / S + Σ Q (log Q - M) / T. This would be twice the divergence
+            if exp(M) were the mean of the probabilities, and not a multiple of it.
         p_sum: S = Σ P.
         q_sum: T = Σ Q.
         weight: w = S / (S + T).
@@ -142,33 +143,43 @@ class _DivergenceSums(NamedTuple):
 
 
 def _divergence_sums(
-    x: Float[Tensor, "r v"], y: Float[Tensor, "r v"], memory: Float[Tensor, "5 r v"]
+    x: Float[Tensor, "r v"], y: Float[Tensor, "r v"], buffers: Float[Tensor, "5 r v"]
 ) -> _DivergenceSums:
-    """Return what the Jensen-Shannon divergence of r rows needs of their logits x and y.
+    """Return sums from which `_divergences` computes the divergence of r rows.
 
-    Let P = exp(x - max x) and Q = exp(y - max y) of a row, S and T their sums, w = S / (S + T) and
-    M = log((1 - w) P + w Q). The probabilities are P / S and Q / T, and (1 - w) P + w Q is their
-    sum times S T / (S + T).
+    In each row, with sums over the v tokens of the vocabulary:
+
+        P = exp(x - max x)          S = Σ P
+        Q = exp(y - max y)          T = Σ Q
+        w = S / (S + T)             M = log((1 - w) P + w Q)
+
+    The probabilities are P / S and Q / T, and exp(M) is their sum times S T / (S + T). The result
+    has S, T, w and Σ P (log P - M) / S + Σ Q (log Q - M) / T. `_divergences` halves this last sum,
+    and adds a term that makes up for the factor of exp(M).
 
     Args:
         x: The logits of the source.
         y: The logits of the target.
-        memory: Intermediate results are written there, unless gradients need them.
+        buffers: Memory for log P, log Q, P, Q and M, which is used again for the next rows. It is
+            not used if gradients are computed, as they need the values of these later.
     """
-    out: list[Tensor | None] = [None] * len(memory)
+    out: list[Tensor | None] = [None] * len(buffers)
     if not x.requires_grad and not y.requires_grad:
-        out = list(memory)
-    log_p = torch.sub(x, x.amax(1, keepdim=True), out=out[0])
-    log_q = torch.sub(y, y.amax(1, keepdim=True), out=out[1])
-    p = torch.exp(log_p.clamp_(min=LEAST_LOG), out=out[2])
-    q = torch.exp(log_q.clamp_(min=LEAST_LOG), out=out[3])
+        out = list(buffers)
+    log_p = torch.sub(x, x.amax(1, keepdim=True), out=out[0]).clamp_(min=LEAST_LOG)
+    log_q = torch.sub(y, y.amax(1, keepdim=True), out=out[1]).clamp_(min=LEAST_LOG)
+    p = torch.exp(log_p, out=out[2])
+    q = torch.exp(log_q, out=out[3])
     p_sum = p.sum(1)
     q_sum = q.sum(1)
     weight = 1 / (1 + q_sum / p_sum)
     log_middle = torch.lerp(p, q, weight[:, None], out=out[4]).log_()  # M
-    from_p = log_p.sub_(log_middle).mul_(p).sum(1) / p_sum
-    from_q = log_q.sub_(log_middle).mul_(q).sum(1) / q_sum
-    return _DivergenceSums(from_p + from_q, p_sum, q_sum, weight)
+
+    # log P and log Q are not needed after this, so that the terms of the sums take their place.
+    terms_of_p = log_p.sub_(log_middle).mul_(p)  # P (log P - M)
+    terms_of_q = log_q.sub_(log_middle).mul_(q)  # Q (log Q - M)
+    divergence = terms_of_p.sum(1) / p_sum + terms_of_q.sum(1) / q_sum
+    return _DivergenceSums(divergence, p_sum, q_sum, weight)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 def check_settings(config: ModelConfig, family: Family) -> None:
     """Raise a ConfigError for a setting that has no effect on models of a family.
 
-    Such a setting would change the key under which a result is stored, but none of its numbers.
+    Such a setting is refused and not ignored. The key of a stored result is a hash of all settings
+    of the model, so the same numbers would be computed again and stored under a second key.
     """
     settings_read = set()
     if family.reader == "transformers":

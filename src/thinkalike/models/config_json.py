@@ -94,10 +94,15 @@ def _config_json_in(place: Path) -> JsonObject:
 
 
 def _code_of_the_hub(section: object) -> str:
-    """Return an entry of a config.json that asks for code of the hub, as "NAME=ORG/NAME", or "".
+    """Return an entry of a config.json that asks for code of the hub, as "NAME=VALUE", or "".
 
-    Such code is a kernel for attention, for example. Lists and dictionaries inside are searched,
-    too; "" means that there is no such entry.
+    Such code is a kernel for attention, for example, as in "attn_implementation=ORG/KERNEL". An
+    entry counts if its name contains "implementation" and its value a slash: implementations that
+    transformers has itself, such as "sdpa", have names without one.
+
+    Args:
+        section: The config.json, or a value in it. Lists and dictionaries are searched with all
+            that they contain; any other value has no entries.
     """
     if isinstance(section, list):
         for item in section:
@@ -111,6 +116,7 @@ def _code_of_the_hub(section: object) -> str:
         entry_inside = _code_of_the_hub(value)
         if entry_inside:
             return entry_inside
-        if "implementation" in str(name) and "/" in str(value):
+        asks_for_code = "implementation" in str(name) and "/" in str(value)
+        if asks_for_code:
             return f"{name}={value}"
     return ""

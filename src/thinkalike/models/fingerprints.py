@@ -32,12 +32,13 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 def checkpoint_fingerprint(config: ModelConfig) -> str:
     """Return a text that is the same for the same checkpoint, and differs for any other one.
 
-    - For a model of the hub it is the commit, followed by that of its tokenizer if the model is in
-      TransformerLens's old layout.
+    - For a model of the hub it is the commit. If the model is in TransformerLens's old layout, the
+      commit of its tokenizer follows.
     - For a folder or a file it is 16 digits of the SHA-256 of all files that loading may read. For
-      an adapter, the fingerprint of its base is part of that.
-    - For a folder of states it is the fingerprint of its index, which lists digests of its files,
-      and that of its tokenizer if the index does not state it.
+      an adapter, the fingerprint of its base is hashed as well.
+    - For a folder of states (activations that a model computed earlier, which stand in its place)
+      it is the fingerprint of the folder's index, a file that lists the digests of all others. If
+      the index names a tokenizer without its fingerprint, that of the tokenizer follows.
     - For a model in memory it is the digest in its configuration.
     """
     if isinstance(config, LoadedModelConfig):
@@ -46,7 +47,7 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
         return _fingerprint_of_states(Path(str(config.path)))
     with explaining_loading_errors(config):
         folder = folder_of(config)
-        if folder is None:
+        if folder is None:  # the model is on the hub
             return _fingerprint_of_commits(config)
         digest = hashlib.sha256()
         for path in _files_read(config, folder):

@@ -120,17 +120,23 @@ def _outputs_of_blocks(model: CutModel) -> tuple[list[int], list[object]]:
 
 
 def _check_order(model: CutModel, order: Sequence[int]) -> None:
-    """Raise a ModelError unless `order`, in which blocks ran, is 0, 1, 2, ... with each once.
+    """Raise a ModelError unless the blocks of a model run one after the other and once each.
 
-    A model without blocks is refused as well.
+    A model without blocks is refused as well. The error names blocks that did not run at all, such
+    as blocks that read only images.
+
+    Args:
+        model: The model.
+        order: The numbers of the blocks in the order in which they ran on sample tokens.
     """
     expected = list(range(model.n_layers))
-    if order and order == expected:  # a model without blocks cannot be cut either
+    has_blocks = len(order) > 0
+    if has_blocks and order == expected:
         return
     idle_blocks = sorted(set(expected) - set(order))
     about_idle = ""
     if idle_blocks:
-        about_idle = f" (of these, {listed(idle_blocks)} do not run for text alone)"
+        about_idle = f" (of these, {listed(idle_blocks)} do not run when the input is only text)"
     raise ModelError(
         f"{model.name}: the {model.n_layers} blocks of {model.family.blocks} do not run one "
         f"after the other and once each{about_idle}, so it has no residual stream to cut"

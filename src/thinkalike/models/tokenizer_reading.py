@@ -102,7 +102,8 @@ def _tokenizer_as_in_file(
     """Return a tokenizer that encodes texts as the file tokenizer.json of its checkpoint states.
 
     The class of transformers that read the tokenizer may overrule the file. Then the tokenizer is
-    read again without this class, and a warning is logged.
+    read again without this class, and a warning is logged. It may still differ from the file, as
+    other files beside tokenizer.json may add tokens; the warning then says this instead.
 
     Args:
         tokenizer: The tokenizer as its class in transformers reads it.
@@ -116,15 +117,14 @@ def _tokenizer_as_in_file(
         return tokenizer
     revision = config.revision or "main"
     plain = without_dropout(PreTrainedTokenizerFast.from_pretrained(place, revision=revision))
-    # Even then, other files beside tokenizer.json may add tokens.
-    reason = "as other files of the tokenizer add to it"
+    consequence = "other files of the tokenizer add tokens, which are kept"
     if _encodes_as_in_file(plain, file):
-        reason = "which is read"
+        consequence = "texts are cut as tokenizer.json says"
     log.warning(
-        "%s: %s cuts texts otherwise than tokenizer.json, %s",
+        "%s: %s cuts texts otherwise than tokenizer.json; %s",
         config.called,
         type(tokenizer).__name__,
-        reason,
+        consequence,
     )
     return plain
 

@@ -15,7 +15,7 @@ from thinkalike.models.families import EMBED
 
 DECAY = 2.0  # the weights of a bag fall from 1 to exp(-2) over its tokens
 
-VectorKind = Literal["embedding", "code"]
+VectorKind = Literal["embedding", "random"]
 
 
 def token_vectors(materials: Materials, kind: VectorKind) -> Float[Tensor, "v_plus_1 d"]:
@@ -26,9 +26,10 @@ def token_vectors(materials: Materials, kind: VectorKind) -> Float[Tensor, "v_pl
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
-        kind: "embedding" for the target's embeddings, or "code" for random normal vectors.
+        kind: "embedding" for the target's embeddings, or "random" for vectors of random normal
+            numbers, which are drawn for each token id.
     """
-    if kind == "code":
+    if kind == "random":
         token_ids = torch.arange(materials.target.vocabulary)
         vectors = normals_by_code(token_ids, materials.width, materials.seed_for("vectors"))
         vectors = vectors.to(materials.device, materials.dtype)
@@ -54,7 +55,7 @@ def token_and_bag(
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
         bag_length: How many tokens the sum is over; infinity: all from the beginning of the row.
-        kind: What the vectors are: "embedding" for the target's embeddings, or "code" for random
+        kind: What the vectors are: "embedding" for the target's embeddings, or "random" for random
             normal vectors.
     """
     vectors = token_vectors(materials, kind)

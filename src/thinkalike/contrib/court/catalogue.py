@@ -175,7 +175,7 @@ SOURCES = (
     SourceRecipe(
         "bag of the last 8, random codes",
         "bag",
-        partial(token_and_bag, bag_length=8.0, kind="code"),
+        partial(token_and_bag, bag_length=8.0, kind="random"),
     ),
     SourceRecipe("state of the last token", "delay", partial(shifted, steps=-1)),
     SourceRecipe("state of the next token", "leak", partial(shifted, steps=1)),
@@ -189,7 +189,7 @@ SOURCES = (
     SourceRecipe(
         "own and a tenth of the next token's code",
         "leak",
-        partial(with_next_token, share=0.1, kind="code"),
+        partial(with_next_token, share=0.1, kind="random"),
     ),
     SourceRecipe("fresh weights", "untrained", states_after_change(untrained_like, "fresh")),
     SourceRecipe(

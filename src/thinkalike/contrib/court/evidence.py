@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.contrib.court.later_tokens import later_share
+from thinkalike.contrib.court.later_tokens import relative_change_by_later_tokens
 from thinkalike.contrib.court.source import Source
 from thinkalike.contrib.court.target_results import StitchedRun, TargetResults, inner_states
 from thinkalike.evaluation.columns import interval_columns
@@ -90,8 +90,11 @@ class Evidence:
 
     @cached_property
     def later(self) -> float:
-        """How much the source's states change when later tokens do, see `later_share`."""
-        return later_share(self.source, self.materials.fit_rows)
+        """How much the source's states change when later tokens are replaced.
+
+        It is 0 for a causal source, see `relative_change_by_later_tokens`.
+        """
+        return relative_change_by_later_tokens(self.source, self.materials.fit_rows)
 
     @cached_property
     @torch.no_grad()

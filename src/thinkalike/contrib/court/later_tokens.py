@@ -13,15 +13,23 @@ ROWS_TRIED = 64
 
 
 @torch.no_grad()
-def later_share(source: Source, rows: Int[Tensor, "rows t"]) -> float:
-    """Return how much a source's states change when later tokens are replaced, as a share.
+def relative_change_by_later_tokens(source: Source, rows: Int[Tensor, "rows t"]) -> float:
+    """Return how much a source's states change when later tokens are replaced, at least 0.
 
-    In each of some rows, all tokens from a random position on are replaced by different ones, and
-    the source's states before that position are compared. Their squared changes are averaged for
-    each distance (in tokens) from the first replaced token, and the largest average is divided by
-    the median squared distance of a state from the mean state. Squared changes are those beyond a
-    second run on the same tokens, so that a source with random noise has a share near 0. The share
-    is exactly 0 for a deterministic causal source.
+    In each of some rows, all tokens from a random position on are replaced by different ones. The
+    states before that position are those that should not change. The result has three steps:
+
+    1. The squared change of each such state is taken, less its squared change in a second run on
+       the same tokens. So a source with random noise gets a result near 0.
+    2. These are averaged for each distance, in tokens, from the first replaced token.
+    3. The largest average is divided by the median squared distance of a state from the mean
+       state.
+
+    The result is exactly 0 for a deterministic causal source.
+
+    Args:
+        source: The source.
+        rows: Rows of tokens, the first `ROWS_TRIED` of which are read.
     """
     tokens = rows[:ROWS_TRIED].long()
     length = tokens.shape[1]
@@ -43,12 +51,15 @@ def later_share(source: Source, rows: Int[Tensor, "rows t"]) -> float:
     distances = distance[is_before]
     # Index i holds distance i, which is below `length`. Distances that do not occur count as 0.
     sums = torch.zeros(length, dtype=change.dtype).index_add(0, distances, change)
-    mean_by_distance = sums / distances.bincount(minlength=length).clamp(min=1)
-    typical_variance = (states - states.mean(0)).square().sum(-1).median()
-    # Where most states are the same, this is 0, and 0 / 0 would be NaN.
-    tiny = torch.finfo(typical_variance.dtype).tiny
-    share = mean_by_distance.max() / typical_variance.clamp(min=tiny)
-    return max(float(share), 0.0)
+    counts = distances.bincount(minlength=length)
+    mean_by_distance = sums / counts.clamp(min=1)
+
+    squared_distance_from_mean = (states - states.mean(0)).square().sum(-1)
+    median = squared_distance_from_mean.median()
+    # If most states are the same, the median is 0, and 0 / 0 would be NaN.
+    tiny = torch.finfo(median.dtype).tiny
+    relative_change = mean_by_distance.max() / median.clamp(min=tiny)
+    return max(float(relative_change), 0.0)
 
 
 def _different_tokens(tokens: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:

@@ -95,7 +95,7 @@ def with_next_token(
         materials: The target model with its layer, the text, and a seed for each purpose.
         share: The standard deviation of each dimension of the vector, as a share of that of the
             states.
-        kind: What the vectors are: "embedding" for the target's embeddings, or "code" for random
+        kind: What the vectors are: "embedding" for the target's embeddings, or "random" for random
             normal vectors.
     """
     vectors = share * materials.standard_deviations * token_vectors(materials, kind)

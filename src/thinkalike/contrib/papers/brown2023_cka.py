@@ -247,7 +247,7 @@ def _claim_that_early_layers_are_alike(experiment: ExperimentRun, pairs: Sequenc
     return _claim_above_zero(claim, excess, experiment, pairs, statistic_name)
 
 
-def _claim_of_blocks(experiment: ExperimentRun, name: str) -> Claim:
+def _claim_that_layers_form_blocks(experiment: ExperimentRun, name: str) -> Claim:
     """Judge the claim that the layers of a model form three blocks: early, middle and last.
 
     Layers of one block must be more similar, by CKA, than layers of two blocks.
@@ -293,7 +293,7 @@ def _claim_that_likeness_grows(experiment: ExperimentRun) -> Claim:
     )
 
 
-def _claim_of_symmetry(experiment: ExperimentRun) -> Claim:
+def _claim_that_cka_is_symmetric(experiment: ExperimentRun) -> Claim:
     """Judge the claim that CKA between a SoLU and a GeLU model is the same in both directions.
 
     The statistic is the mean CKA of an earlier SoLU layer with a later GeLU layer, minus that of
@@ -360,12 +360,16 @@ def _conclude_figure3(experiment: ExperimentRun) -> Conclusion:
         _claim_that_early_layers_are_alike(
             experiment, [pair_of_first, pair_of_second, pair_of_odd]
         ),
-        _claim_of_blocks(experiment, largest),
+        _claim_that_layers_form_blocks(experiment, largest),
     ]
     if experiment.scale == "mini":
         # What the paper could not do: the second mini and the odd one, neox-5l-mini and
-        # neox-5l-odd-mini, differ in nothing but the head dimension.
-        controlled = "controlled: a smaller head dimension alone makes it so"
+        # neox-5l-odd-mini, differ in nothing but the head dimension. So if the odd one is less
+        # like the largest model than the second one is, the head dimension is the reason.
+        controlled = (
+            f"controlled: a smaller head dimension alone makes a model less like {largest} in the "
+            "middle layers"
+        )
         claims.append(
             _claim_that_model_is_odd(controlled, experiment, [pair_of_second], [pair_of_odd])
         )
@@ -401,7 +405,7 @@ def _conclude_figure10(experiment: ExperimentRun) -> Conclusion:
     """
     claims = [_claim_that_likeness_grows(experiment)]
     all_but_smallest = experiment.names[1:]
-    claims += [_claim_of_blocks(experiment, name) for name in all_but_smallest]
+    claims += [_claim_that_layers_form_blocks(experiment, name) for name in all_but_smallest]
     return _conclusion(experiment, claims, [(name, name) for name in experiment.names])
 
 
@@ -412,7 +416,7 @@ def _conclude_figures_4_and_5(experiment: ExperimentRun) -> Conclusion:
     """
     solu, gelu = experiment.names
     drawn = [(gelu, gelu), (solu, solu), (solu, gelu)]
-    return _conclusion(experiment, [_claim_of_symmetry(experiment)], drawn)
+    return _conclusion(experiment, [_claim_that_cka_is_symmetric(experiment)], drawn)
 
 
 def _head_dimensions(config: ModelConfig) -> dict[str, int]:

@@ -91,9 +91,11 @@ def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 2 of Brown et al. 2023, about groups of classifiers.
 
     On held-out texts, identity stitches (early blocks of one classifier in front of late blocks of
-    another, without a map) and CKA are compared within and between the groups. A population may
-    also have a null: two groups whose parents differ only in the seed. The null then gets panels
-    (subplots) and a claim of its own.
+    another, without a map) and CKA are compared within and between the groups.
+
+    A population may also have a null: two groups whose parents differ only in the seed. The null
+    then gets panels (subplots) and a claim of its own: CKA of the last layer does not tell its two
+    groups apart.
     """
     population = PopulationResult.of(experiment, "report")  # "report" is the set of held-out texts
     claims = stitching_claims(population, "on held-out pairs")
@@ -111,16 +113,18 @@ def _conclude_figure7(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 7 of Brown et al. 2023: identity stitches on challenge texts.
 
     The challenge is a set of pairs of texts that a classifier gets wrong if it uses a heuristic.
-    An identity stitch puts early blocks of one classifier in front of late blocks of another. If
-    the population has a null (two groups whose parents differ only in the seed), it gets panels
-    and a claim of its own.
+    An identity stitch puts early blocks of one classifier in front of late blocks of another.
+
+    A population may also have a null: two groups whose parents differ only in the seed. The null
+    then gets panels (subplots) and a claim of its own: stitches between its two groups change
+    fewer predictions than stitches between groups that use different strategies.
     """
     population = PopulationResult.of(experiment, "challenge")
     claims = [accuracy_gap_claim(population), *stitching_claims(population, "on the challenge")]
     panels = _stitch_panel_tables(population, ", challenge")
     if population.config.null:
         panels |= _stitch_panel_tables(population.null, ", challenge, null")
-        claims.append(claim_that_null_flips_less(population))
+        claims.append(claim_that_null_flips_fewer_predictions(population))
     return _conclusion_with_panels(panels, claims)
 
 
@@ -413,14 +417,15 @@ def accuracy_gap_claim(population: PopulationResult) -> Claim:
     )
 
 
-def claim_that_null_flips_less(population: PopulationResult) -> Claim:
-    """Judge the claim that chance flips fewer predictions than a difference in strategy does.
+def claim_that_null_flips_fewer_predictions(population: PopulationResult) -> Claim:
+    """Judge the claim that a difference in seed flips fewer predictions than one in strategy.
 
     A flip is a pair of texts for which a stitched model predicts a different class than its
-    target. The null is two groups whose parents differ in nothing but the seed. The share of flips
-    between them must be under a third of that between two groups with different strategies, for
-    stitches of which all blocks but one are the source's. The claim is untestable with fewer than
-    three models in a group.
+    target. Flips are counted for stitches in which all blocks but one are the source's.
+
+    The null is two groups whose parents differ in nothing but the seed. The share of flips between
+    them must be under a third of the share between two groups with different strategies. The claim
+    is untestable with fewer than three models in a group.
     """
     claim = (
         "the null: parents of one strategy flip under a third of what two strategies flip on the "

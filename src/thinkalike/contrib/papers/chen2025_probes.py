@@ -239,7 +239,7 @@ def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
             excesses[feature] = _excess_over_chance(accuracy, level)
     claim = "through random maps of the same spectrum probes are near chance"
     in_words = ", ".join(f"{name} {excess:+.2f}" for name, excess in excesses.items())
-    return _claim_about_all(
+    return _claim_about_all_features(
         probed,
         claim,
         Bound("within", NEAR_CHANCE),
@@ -266,25 +266,28 @@ def _claim_about_refitted_probes(probed: ProbedLayers) -> Claim:
         "maps lose directions, not information: probes refitted on what ψ makes have 0.9 of native"
     )
     in_words = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
-    return _claim_about_all(
+    return _claim_about_all_features(
         probed, claim, Bound("above", REFITTED_SHARE), shares, f"share: {in_words}"
     )
 
 
-def _claim_about_all(
+def _claim_about_all_features(
     probed: ProbedLayers,
     claim: str,
     bound: Bound,
     estimates: Mapping[str, Estimate],
     finding: str,
 ) -> Claim:
-    """Judge a claim that must hold for every feature; without any feature it is untestable.
+    """Judge a claim that must hold for every feature.
+
+    If `estimates` is empty, because no feature could be judged, the claim is untestable.
 
     Args:
         probed: The accuracies at one layer pair.
         claim: The claim in words.
         bound: Where the estimate of each feature must be.
-        estimates: The estimate of each feature, with intervals that hold for all together.
+        estimates: The estimate of each feature that was judged, by its name, with intervals that
+            hold for all features together.
         finding: What was found, in words.
     """
     return judged_claim(

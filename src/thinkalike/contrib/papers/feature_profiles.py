@@ -81,17 +81,19 @@ class Profiles:
 
     @property
     def reference_note(self) -> str:
-        """The mean score of all layers as a share of its split-half reference, in words.
+        """The mean over layers of (score / split-half reference), in words.
 
-        The score of a layer is Spearman's ρ of predicted and measured distances. The reference is
-        how well mean distances in one half of the sentences agree with those in the other half.
-        The text is empty if the reference was not computed.
+        The score of a layer is Spearman's ρ of predicted and measured distances. The reference of
+        a layer is how well mean distances in one half of the sentences agree with those in the
+        other half. The number is the mean of the layers' shares, and not the share of the mean
+        score. Layers whose reference is not above 0 have no share and are left out. The text is
+        empty if no layer has a share, or if references were not computed.
         """
         scores = self.result.tables["scores"]
-        shares = scores.get("share_of_reference", pd.Series(dtype=float))
-        if not shares.notna().any():
+        share_by_layer = scores.get("share_of_reference", pd.Series(dtype=float))
+        if not share_by_layer.notna().any():
             return ""
-        return f" ({shares.mean():.0%} of its split-half reference)"
+        return f" ({share_by_layer.mean():.0%} of its split-half reference)"
 
     def importance_of(self, feature: str) -> Float[Tensor, "k l"]:
         """Return the importance of one feature on each of k folds, in each of l layers.

@@ -161,7 +161,9 @@ def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
     }
 
     claims = [_claim_that_matrices_agree(feature_based, agnostic, layers.rows["model"].tolist())]
-    claims += [_claim_of_blocks(model) for model in profiles if model.family == RECURRENT]
+    claims += [
+        _claim_that_profiles_form_blocks(model) for model in profiles if model.family == RECURRENT
+    ]
     n_families = len({model.family for model in profiles})
     has_two_seeds = n_families < len(profiles)  # some family has several models
     if n_families > 1 and has_two_seeds:
@@ -257,7 +259,7 @@ def _claim_that_matrices_agree(
     )
 
 
-def _claim_of_blocks(model: Profiles) -> Claim:
+def _claim_that_profiles_form_blocks(model: Profiles) -> Claim:
     """Judge the claim that the layers of a recurrent model form two blocks of similar profiles.
 
     A profile is the importance of each feature in a layer. The blocks are the layers before

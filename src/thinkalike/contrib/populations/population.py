@@ -66,9 +66,9 @@ class Population(
 ):
     """Stitches every two members at every cut, and compares every two at every layer.
 
-    It reads the pairs of `measure.side`. Its arrays are by example or batch: losses in nats, the
-    predicted class and whether it is right (source, target, cut, pair), CKA (source, target,
-    layer) and its HSICs.
+    It reads the pairs of sentences in the split `measure.side`: "report" (held-out pairs) or
+    "challenge". Its arrays are by example or batch: losses in nats, the predicted class and
+    whether it is right (source, target, cut, pair), CKA (source, target, layer) and its HSICs.
     """
 
     needs_store: ClassVar[bool] = True  # for the jobs that fine-tune members
@@ -84,12 +84,14 @@ class Population(
     def inputs(self, config: PopulationJob) -> Mapping[str, Pairs]:
         """Return the pairs of sentences on which the classifiers of a population are compared.
 
-        They are held-out pairs, or a challenge set, which tests whether a classifier relies on a
-        heuristic such as word overlap. If the classifiers were divided into groups by their
-        accuracy on challenge pairs, those pairs are left out.
+        The setting `measure.side` says which: with "report" they are held-out pairs, and with
+        "challenge" a challenge set, which tests whether a classifier relies on a heuristic such as
+        word overlap. If the classifiers were divided into groups by their accuracy on some
+        challenge pairs, these pairs are left out.
         """
         # A device that does not exist is refused before classifiers are fine-tuned.
         check_device_and_family("model", config.model)
+        # The setting is called `side`, and its values are the names of splits of the pairs.
         split = config.measure_as(PopulationMeasureConfig).side
         pairs = read_pairs(config.pairs, split)
         if split == "challenge":

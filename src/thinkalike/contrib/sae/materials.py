@@ -153,14 +153,15 @@ class SAEMaterials:
     def evaluation_states(self) -> SiteStates:
         """States on which autoencoders are evaluated during training.
 
-        They are those of evenly spaced rows of the evaluation text, so few that there are about
-        `sae.curve_tokens` tokens at most. Each state has the number of its document.
+        They are the states of evenly spaced rows of the evaluation text, without the first tokens
+        of each row. So many rows are taken that they have `sae.curve_tokens` tokens at most, or
+        less than one row more, as rows are taken whole. Each state has the number of its document.
         """
         rows = self.corpus.report  # the evaluation text
-        step = max(ceil(rows.tokens.numel() / self.config.curve_tokens), 1)
-        states = self._states_of(self.model, self.config.layer, rows.tokens[::step])
+        row_step = max(ceil(rows.tokens.numel() / self.config.curve_tokens), 1)
+        states = self._states_of(self.model, self.config.layer, rows.tokens[::row_step])
         # The states are without the first tokens of each row.
-        documents = rows.documents[::step, self.config.skip_first_tokens :]
+        documents = rows.documents[::row_step, self.config.skip_first_tokens :]
         return SiteStates(states, documents.flatten())
 
     def first_autoencoder(self, start: str, seed: int) -> SparseAutoencoder:

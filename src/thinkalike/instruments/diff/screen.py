@@ -105,8 +105,8 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     if asks_only_what_was_taught(result):
         return
     if numbers["modules"]:
-        p = numbers.get("p_of_farthest_module")
-        yield f"Where? {_onsets_and_effects_in_words(result.details, p)}"
+        p_of_farthest = numbers.get("p_of_farthest_module")
+        yield f"Where? {_onsets_and_effects_in_words(result.details, p_of_farthest)}"
     if "outputs" in tables and tables["outputs"]["restoring_effect"].notna().any():
         follows_modules = bool(numbers["modules"])
         outputs = _outputs_in_words(tables["outputs"], follows_modules)
@@ -265,13 +265,18 @@ def _settings_in_words(table: pd.DataFrame) -> str:
     return f"{in_words}."
 
 
-def _onsets_and_effects_in_words(table: pd.DataFrame, p: float | None) -> str:
+def _onsets_and_effects_in_words(table: pd.DataFrame, p_of_farthest: float | None) -> str:
     """Return in which modules states begin to differ, and which modules have the largest effects.
 
+    With the continued-training control (copies of the base that were trained further), a sentence
+    follows that says whether the weights of one module moved much farther than in these copies.
+
     Args:
-        table: A row for each module.
-        p: The p-value of the module whose weights moved farthest beyond the continued-training
-            control; None: there is no such control.
+        table: A row for each module. `mean_effect` is the share of the KL that exchanging the
+            module between the two models removes or brings, the mean of both. It is NaN if the
+            module was not exchanged, and for all modules if predictions differ by rounding alone.
+        p_of_farthest: The p-value of the module whose weights moved farthest, compared with these
+            copies; None: there is no such control.
     """
     changed = table[table["relative_weight_change"] != 0]
     sentences = [onsets_in_words(changed)]
@@ -282,8 +287,9 @@ def _onsets_and_effects_in_words(table: pd.DataFrame, p: float | None) -> str:
         named = changed.loc[effects.index[:MOST_EFFECTS_NAMED]]
         names = [_module_names([row]) for _, row in named.iterrows()]
         sentences.append(effects_in_words("module", names, named, changed))
-    if p is not None:
-        sentences.append(_farthest_in_words(changed, p))
+    if p_of_farthest is not None:
+        sentences.append(_farthest_in_words(changed, p_of_farthest))
+    # The first sentence is "" if no onset is known.
     return " ".join(sentence for sentence in sentences if sentence)
 
 
@@ -296,9 +302,14 @@ def effects_in_words(
 ) -> str:
     """Return in words the effects of exchanging single modules, or outputs, between the models.
 
-    If putting back none of them lowers the KL, and some raise it, as between models that were
-    trained separately, shares of the KL mean nothing, and the sentence says by how much it rises.
-    If none of them changes the KL, as where models differ behind the last block alone, it says so.
+    There are three cases:
+
+    - Putting back none of them lowers the KL, and some raise it, as between models that were
+      trained separately. Shares of the KL then mean nothing, and the sentence says how many times
+      larger it becomes.
+    - None of them changes the KL, as if models differ behind the last block alone. The sentence
+      says so.
+    - Otherwise the sentence has their shares of the KL.
 
     Args:
         what: "module", "output" or "head".
@@ -379,11 +390,12 @@ def _farthest_in_words(changed: pd.DataFrame, p: float) -> str:
 
     `weight_change_beyond_control` is the z-score of how much farther a module moved than in copies
     of the base that were trained further, relative to the remaining modules. The module with the
-    largest one is named if it is at least `APART`, and its p-value at most `FALSE_DISCOVERIES`.
+    largest z-score is named if this is at least `APART`, and its p-value at most
+    `FALSE_DISCOVERIES`. Otherwise the sentence says that no module moved farther.
 
     Args:
         changed: The rows of the modules whose weights differ.
-        p: The p-value of the module that moved farthest beyond the control.
+        p: The p-value of the module with the largest z-score.
     """
     compared = changed[changed["weight_change_beyond_control"].notna()]
     compared = compared.sort_values("weight_change_beyond_control")

@@ -58,8 +58,9 @@ class DiffConfig(MeasureConfig):
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other, and margins with unknown names.
 
-        A file of pairs of texts needs `contrast=table`, and conversely. A margin of words needs a
-        contrast, as words are tested by it.
+        A file of pairs of texts (`path`) needs `contrast=table`, and `contrast=table` needs a
+        file. The margin `word` needs a contrast: it is the largest change of a word's contrast
+        that counts as equivalent.
         """
         super().__post_init__()
         if (self.contrast == "table") != bool(self.path):
@@ -68,8 +69,8 @@ class DiffConfig(MeasureConfig):
             one_of("measure.margin", name, MARGINS)
         if self.margin.get("word") is not None and self.contrast is None:
             raise ConfigError(
-                "measure.margin.word= is of a contrast: add measure.contrast=number, question or "
-                "table"
+                "measure.margin.word= limits how much the contrast of a word may change, and no "
+                "contrast is chosen: add measure.contrast=number, question or table"
             )
 
     def settings_read(self) -> frozenset[str]:

@@ -27,19 +27,28 @@ def lines_of_what_was_taught(
 ) -> Iterator[str]:
     """Yield the lines that say what the change taught the model.
 
-    They are the tokens that become more or less likely, text that the amplified difference of the
-    models writes, and text of a random change beside it. If random changes of the same size say as
-    much, one line says so. Without a null there are two lines, and without `taught=true` none.
+    The three lines are about:
+
+    - the tokens that become more or less likely;
+    - text that is generated from log q + α (log q - log p), with p of the base and q of the
+      changed model, so that it exaggerates what the change does;
+    - text that is generated in the same way from a random change of the same size, as a null.
+
+    If random changes show as much, there is one line, which says so. Without a null there are two
+    lines, and the first one says that nothing was tested. Without the setting `taught=true` there
+    is no line.
 
     Args:
         tables: The tables of the result.
-        numbers: Its headline numbers.
+        numbers: Its headline numbers. `lead_p` is the p-value of the test whether text of the
+            change has a greater lead than text of the random change, see `is_readable`.
     """
     continuations = tables.get("continuations")
     if continuations is None:
         return
     shown = continuations[continuations["factor"] == FACTOR_SHOWN]
-    if "lead_p" not in numbers:
+    has_null = "lead_p" in numbers
+    if not has_null:
         yield (
             "What was it taught? There is no null distribution, so tokens are not tested, and any "
             "change may write as much."
@@ -58,9 +67,9 @@ def is_readable(numbers: Mapping[str, float]) -> bool:
     """Return whether what was taught can be read off, beyond what random changes would show.
 
     Two things are needed. Some tokens become more or less likely than by random changes of the
-    same size. And text that the amplified difference of both models writes has a significantly
-    greater lead than text of a random change. The lead is by how many nats the tokens of the text
-    are more likely under the changed model than under the base.
+    same size. And text that is generated from the amplified difference of both models has a
+    significantly greater lead than text of a random change. The lead of a text is by how many nats
+    its tokens are more likely, on average, under the changed model than under the base.
 
     Args:
         numbers: The headline numbers of the result.
@@ -97,9 +106,9 @@ def _texts_in_words(shown: pd.DataFrame) -> str:
     """Return in words the texts of the amplified difference with the greatest lead.
 
     Args:
-        shown: The rows of continuations, one for each beginning, of one factor. The lead is how
-            many nats likelier the tokens of a text are under the changed model than under the
-            base.
+        shown: The continuations at one factor of amplification, a row for each beginning. `lead`
+            is how many nats likelier the tokens of a text are, on average, under the changed model
+            than under the base.
     """
     greatest_lead = shown.sort_values("lead", ascending=False, kind="stable").head(TEXTS_SHOWN)
     texts = [f"{row.beginning} → {row.text}" for row in greatest_lead.itertuples()]
@@ -110,7 +119,7 @@ def _text_of_random_change_in_words(shown: pd.DataFrame, numbers: Mapping[str, f
     """Return in words how the text compares with that of a random change of the same size.
 
     Args:
-        shown: The rows of continuations, one for each beginning, of one factor.
+        shown: The continuations at one factor of amplification, a row for each beginning.
         numbers: The headline numbers of the result, with the mean leads.
     """
     first = shown.sort_values("lead", ascending=False, kind="stable").iloc[0]

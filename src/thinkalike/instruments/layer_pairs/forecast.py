@@ -52,7 +52,7 @@ TIMED_ROWS_PER_DOCUMENT = 32
 
 
 def source_and_target_shapes(shapes: Shapes) -> tuple[Shape, Shape]:
-    """Return the shapes (sizes such as width and depth) of the source and of the target.
+    """Return the shapes (name, and sizes such as width and depth) of the source and the target.
 
     Args:
         shapes: The shape of each model by its part of the configuration, "model" and "target".
@@ -65,15 +65,15 @@ def source_and_target_shapes(shapes: Shapes) -> tuple[Shape, Shape]:
 def compared_layers_by_shape(
     config: AnalyzeConfig, shapes: Shapes, *, has_embedding: bool
 ) -> dict[Shape, int]:
-    """Return how many layers of each model are compared, by the shape of the model.
+    """Return how many layers of each model are compared.
 
-    A shape has the sizes of a model and its name. A layer that is read at several hook points
-    counts once for each. A model that is compared with itself has one entry: the number of its
-    layers that are compared as the target.
+    The keys are shapes: a `Shape` stands for a model that is not loaded yet, and has its name and
+    sizes. A layer that is read at several hook points counts once for each. A model that is
+    compared with itself has one entry: the number of its layers that are compared as the target.
 
     Args:
         config: The job.
-        shapes: The shapes of its models.
+        shapes: The shape of each model by its part of the configuration, "model" and "target".
         has_embedding: Whether the embedding is compared like a layer.
     """
     source, target = source_and_target_shapes(shapes)
@@ -168,7 +168,7 @@ def seconds_of_comparing(
 
     Args:
         measure: The settings of the measure.
-        layer_counts: How many layers of each model are compared, by the shape of the model.
+        layer_counts: How many layers of each model are compared, see `compared_layers_by_shape`.
         seconds_of_batch: Returns the seconds for a batch of so many layers of each model.
         same_layers: Whether only layers of the same number are compared.
         has_bit_widths: Whether equivalent bit widths are computed.
@@ -261,7 +261,7 @@ def bytes_of_states(
     Args:
         config: The job.
         measure: Its settings of the measure.
-        layer_counts: How many layers of each model are compared, by the shape of the model.
+        layer_counts: How many layers of each model are compared, see `compared_layers_by_shape`.
         has_bit_widths: Whether equivalent bit widths are computed, for which a rounded copy of a
             model is in memory.
     """

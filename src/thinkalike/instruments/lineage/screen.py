@@ -394,16 +394,20 @@ def number_of_orders_in_words(count: int) -> str:
 def origins_of_attention(heads: pd.DataFrame) -> pd.DataFrame:
     """Return a row for the attention of each target block: its origin in the source.
 
-    It is the block whose heads give the smallest p-value, and NaN if that is not below `ALPHA`
-    after correction.
+    The origin, in the column `source_layer`, is the source block whose heads give the smallest
+    p-value. It is NaN if this p-value is not below `ALPHA` after correction. The column `units`
+    has the number of heads, so that `runs_of_blocks` reads this table like the one of blocks,
+    whose units are the neurons of an MLP.
 
     Args:
-        heads: A row for each pair of blocks whose attention heads were compared.
+        heads: A row for each pair of blocks whose attention heads were compared, with their number
+            in the column `heads`.
     """
     by_target = heads.groupby(["target_layer", "target_module"], sort=False)
-    # The column of the number of heads is called as in the table of blocks.
-    origins = heads.loc[by_target["p"].idxmin()].rename(columns={"heads": "units"})
-    origins["source_layer"] = origins["source_layer"].where(origins["p_corrected"] < ALPHA)
+    best_pairs = heads.loc[by_target["p"].idxmin()]
+    origins = best_pairs.rename(columns={"heads": "units"})
+    is_significant = origins["p_corrected"] < ALPHA
+    origins["source_layer"] = origins["source_layer"].where(is_significant)
     return origins
 
 

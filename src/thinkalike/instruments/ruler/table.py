@@ -189,31 +189,36 @@ def calibration_points_table(
 
     A calibration point is something that a model is compared with to give a scale to its
     similarity to a second model, such as a copy rounded to 4 bits. `value` is the mean of both
-    directions, `low` and `high` are the ends of its interval, and `bits` is NaN except for rounded
-    copies.
+    directions, and `low` and `high` are the ends of its interval. `bits` is the number of bits of
+    a rounded copy, and NaN for other calibration points.
 
     Args:
         names: The names of the source and of the target.
         layers: The layers of each model, pair by pair. A layer of several pairs has one row.
-        points: The similarity of each model to its calibration points, by name.
+        points: For each model, its similarity to each calibration point, by name. The name of a
+            rounded copy is its number of bits, such as "4". Similarities have the axes (layer
+            pair, direction, replicate). Replicate 0 is the value of all documents, and each
+            further one leaves a part of the documents out, which gives the intervals.
     """
     rows = []
     for name, layers_of_model, values_by_point in zip(names, layers, points, strict=True):
         for point, values in values_by_point.items():
+            is_rounded_copy = point.isdigit()
+            bits = float(point) if is_rounded_copy else math.nan
             for layer, value in zip(layers_of_model, values, strict=True):
-                # The axes of `value` are (direction, replicate).
-                interval = with_interval(value.mean(0))
+                interval = with_interval(value.mean(0))  # over both directions
+                forward, backward = value[:, 0].tolist()  # the similarity over all documents
                 rows.append(
                     {
                         "model": name,
                         "layer": layer,
                         "calibration_point": calibration_point_in_words(point),
-                        "bits": float(point) if point.isdigit() else math.nan,
+                        "bits": bits,
                         "value": float(interval.value),
                         "low": float(interval.low),
                         "high": float(interval.high),
-                        "value_forward": float(value[0, 0]),
-                        "value_backward": float(value[1, 0]),
+                        "value_forward": forward,
+                        "value_backward": backward,
                     }
                 )
     return pd.DataFrame(rows).drop_duplicates(ignore_index=True)

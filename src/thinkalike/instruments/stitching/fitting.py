@@ -161,9 +161,11 @@ def _trained_stitches(
     further_stitches: dict[str, list[nn.Module]] = {}
     for name, fits in further_fits.items():
         further_stitches[name] = list(islice(stitches, len(fits)))
-    floor = further_stitches.pop(FLOOR)
+    trained_self_stitches = further_stitches.pop(FLOOR)
     if config.floor:
-        further_stitches[FLOOR] = _floor_by_pair(setting, maps, further_fits[FLOOR], floor)
+        further_stitches[FLOOR] = _self_stitch_by_pair(
+            setting, maps, further_fits[FLOOR], trained_self_stitches
+        )
     weights = nn.ModuleList(maps).state_dict()
     curves = module.curve.cpu().numpy()  # (steps, stitches)
     return FittedStitches(
@@ -179,8 +181,9 @@ def _further_fits(setting: StitchSetting, untrained: ClosedForms | None) -> dict
     """Return the stitches to train besides the map φ of each layer pair, by name.
 
     For each layer pair these are a stitch at each further learning rate and, as a control, one
-    from an untrained source. For the floor (the target stitched into itself) there is one for each
-    layer of the target, unless some φ is a stitch of that layer into itself already.
+    from an untrained source. For the floor (what it costs to stitch the target into itself) there
+    is one for each layer of the target, unless some φ is a stitch of that layer into itself
+    already.
 
     Args:
         setting: The models and their layer pairs.
@@ -201,16 +204,15 @@ def _further_fits(setting: StitchSetting, untrained: ClosedForms | None) -> dict
         ]
     fits[FLOOR] = []
     if setting.config.floor:
-        layers = set(setting.target_layers) - set(_pair_indices_of_floor(setting))
+        layers = set(setting.target_layers) - set(_pair_index_of_self_stitch(setting))
         fits[FLOOR] = [Fit(setting.target, layer, layer) for layer in sorted(layers)]
     return fits
 
 
-def _pair_indices_of_floor(setting: StitchSetting) -> dict[int, int]:
+def _pair_index_of_self_stitch(setting: StitchSetting) -> dict[int, int]:
     """Return the index of each layer pair that stitches a layer into itself, by the layer.
 
-    The maps φ of these pairs are the floor: the target stitched into itself. The dictionary is
-    empty unless source and target are one model.
+    The dictionary is empty unless source and target are one model.
     """
     if setting.source is not setting.target:
         return {}
@@ -221,29 +223,32 @@ def _pair_indices_of_floor(setting: StitchSetting) -> dict[int, int]:
     return index_of_layer
 
 
-def _floor_by_pair(
+def _self_stitch_by_pair(
     setting: StitchSetting,
     maps: Sequence[nn.Module],
-    fits: Sequence[Fit],
-    stitches: Sequence[nn.Module],
+    self_fits: Sequence[Fit],
+    trained_self_stitches: Sequence[nn.Module],
 ) -> list[nn.Module]:
-    """Return for each layer pair the stitch of the target into itself, at the pair's target layer.
+    """Return for each layer pair the self-stitch at the pair's target layer.
 
-    This floor was trained separately, or, where a model is stitched to itself, it is the map φ of
-    the pair of that layer with itself.
+    A self-stitch maps a layer of the target into the same layer of the target. What it costs is
+    called the floor: the cost of stitching without a second model.
+
+    Self-stitches come from two places. If source and target are one model, the map φ of a layer
+    with itself is one. For all other layers they were trained beside the maps φ.
 
     Args:
         setting: The models and their layer pairs.
-        maps: The φ of every layer pair.
-        fits: The stitches into itself that were trained, with their layers.
-        stitches: The trained maps of `fits`, in the same order.
+        maps: The map φ of every layer pair.
+        self_fits: Describes the self-stitches that were trained beside φ, one for each layer.
+        trained_self_stitches: These self-stitches themselves, in the same order.
     """
-    stitch_of_layer = {}
-    for layer, index in _pair_indices_of_floor(setting).items():
-        stitch_of_layer[layer] = maps[index]
-    for stitch_fit, stitch in zip(fits, stitches, strict=True):
-        stitch_of_layer[stitch_fit.layer] = stitch
-    return [stitch_of_layer[layer] for layer in setting.target_layers]
+    self_stitch_of_layer = {}
+    for layer, pair_index in _pair_index_of_self_stitch(setting).items():
+        self_stitch_of_layer[layer] = maps[pair_index]
+    for self_fit, self_stitch in zip(self_fits, trained_self_stitches, strict=True):
+        self_stitch_of_layer[self_fit.layer] = self_stitch
+    return [self_stitch_of_layer[layer] for layer in setting.target_layers]
 
 
 def warn_of_overfitting(module: StitchTraining, fit_tokens: int, context: int) -> None:

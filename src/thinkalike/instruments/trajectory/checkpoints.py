@@ -95,17 +95,21 @@ def checkpoints_of(model: ModelConfig, measure: TrajectoryConfig) -> Checkpoints
 
 
 def _model_in_folder_of_run(model: ModelConfig) -> ModelConfig:
-    """Return the model with the path of a folder inside its own, if only that has checkpoints.
+    """Return the model with the folder of its run as path, where `path` is the folder around it.
 
-    The model is returned as it is if its path is unset or has checkpoints itself, or unless
-    exactly one folder in it has checkpoints.
+    The folder of a result of `task=pretrain`, for example, contains the folder with the
+    checkpoints of the run. The model is returned as it is in three cases: it has no path, its path
+    has checkpoints itself, or there is not exactly one folder with checkpoints inside its path.
     """
-    if not model.path or revisions_in(Path(model.path)):
+    if not model.path:
         return model
-    folders = [folder for folder in Path(model.path).glob("*/") if revisions_in(folder)]
-    if len(folders) != 1:
+    path = Path(model.path)
+    if revisions_in(path):
         return model
-    return replace(model, path=str(folders[0]))
+    folders_of_runs = [folder for folder in path.glob("*/") if revisions_in(folder)]
+    if len(folders_of_runs) != 1:
+        return model
+    return replace(model, path=str(folders_of_runs[0]))
 
 
 def revision_by_step(model: ModelConfig, pattern: str = "*") -> dict[int, str]:

@@ -223,9 +223,9 @@ class _Ranks(NamedTuple):
         # pair_count - 1. Shifted to be positive, it is a level: a whole number in the order of
         # the distances.
         levels = (self.doubled.view(-1)[pairs] + pair_count).long()
-        one_each = torch.ones_like(levels, dtype=torch.float64)
+        copies_of_distance = torch.ones_like(levels, dtype=torch.float64)  # each counts once
         mean_rank = (len(pairs) + 1) / 2
-        ranks = ranks_of_levels(levels, one_each, most=2 * pair_count)
+        ranks = ranks_of_levels(levels, copies_of_distance, most=2 * pair_count)
         centred_ranks = ranks.sub_(mean_rank)
         norm: Tensor = centred_ranks.norm()
         return centred_ranks / norm

@@ -22,10 +22,11 @@ def levels_of(
 
     Args:
         values: The values, along the last axis.
-        rounding: As a tensor, by how much rounding may have changed each value. As a number, which
-            share of the larger one of two neighbouring values rounding may make up. With a tensor,
-            a chain of values, each near the next, that spans more than twice their rounding is
-            taken for a continuum, and its values have different levels.
+        rounding: What counts as rounding, in one of two ways. A tensor is absolute: by how much
+            rounding may have changed each value. A chain of values, each near the next, that spans
+            more than twice their rounding is then taken for a continuum, and its values have
+            different levels. A number is relative: two neighbouring values have one level if they
+            differ by at most this share of the larger one.
     """
     if not values.shape[-1]:
         return torch.zeros_like(values, dtype=torch.long)
@@ -128,18 +129,22 @@ def ranks_of_levels(
 
 
 def mid_ranks(
-    values: Annotated[Float[Tensor, "*b n"], Within(is_finite=False)],
+    values: Annotated[Float[Tensor, "*b n"], Within(allows_infinity=True)],
     rounding: Annotated[float | Float[Tensor, "*b n"], Within(least=0)] = 0.0,
 ) -> Float[Tensor, "*b n"]:
     """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks.
 
     Args:
-        values: The values.
-        rounding: By how much rounding may have changed each value, or, as a number, the share of a
-            value that rounding may make up. Values that differ by less are ties.
+        values: The values, which may be infinite.
+        rounding: Values that differ by no more than rounding are ties. A tensor is absolute: by
+            how much rounding may have changed each value. A number is relative: the share of a
+            value that rounding may make up.
     """
-    one_each = torch.ones_like(values, dtype=torch.float64)
-    return ranks_of_levels(levels_of(values, rounding), one_each, values.shape[-1])
+    # Tied values have the same level, a whole number in the order of the values.
+    levels = levels_of(values, rounding)
+    copies_of_value = torch.ones_like(values, dtype=torch.float64)  # each value counts once
+    n_values = values.shape[-1]
+    return ranks_of_levels(levels, copies_of_value, most=n_values)
 
 
 def unit_ranks(

@@ -121,7 +121,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         *,
         weights: str = "diagonal",
         distance: str = "euclidean",
-        alpha: Annotated[float, Within(least=0, is_finite=False)]
+        alpha: Annotated[float, Within(least=0, allows_infinity=True)]
         | Sequence[float]
         | np.ndarray = ALPHAS,
         kinds: Kinds = "auto",
@@ -402,7 +402,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         """
         has_levels = self.difference == "levels"
         refuse_huge(self.alpha, "alpha")
-        alphas = real_numbers(self.alpha, Within(least=0, is_finite=not has_levels))
+        alphas = real_numbers(self.alpha, Within(least=0, allows_infinity=has_levels))
         if not alphas:
             reason = "a finite number, at least 0, or a list of them"
             if not has_levels:

@@ -44,7 +44,7 @@ def fewest_groups(folds: int) -> int:
 def fold_interval(
     values: Annotated[Float[Tensor, "*b k"], Within()],
     level: Level = 0.95,
-    t: Annotated[Float[Tensor, "*#b"] | None, Within(least=0, is_finite=False)] = None,
+    t: Annotated[Float[Tensor, "*#b"] | None, Within(least=0, allows_infinity=True)] = None,
 ) -> Estimate:
     """Return the mean over k ≥ 2 folds, (*b), with a t interval of k - 1 degrees of freedom.
 
