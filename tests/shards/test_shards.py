@@ -556,6 +556,28 @@ def test_rows_of_equal_tokens_and_other_states_are_refused(tmp_path):
             folder.residuals(torch.tensor([[5, 6, 7]]), [1])
 
 
+@pytest.mark.parametrize("case", ["all channels", "one channel", "one token", "rounding"])
+def test_an_outlier_channel_hides_no_other_states(case, tmp_path):
+    """A channel with a large mean, and one with a large value at the first token, as in language models."""
+    states = torch.randn(3, 3, 64)
+    states[..., 0] += 300
+    states[:, 0, 1] += 3000
+    states[2] = states[0].bfloat16().float()
+    if case == "all channels":
+        states[2, :, 2:] = torch.randn(3, 62)
+    elif case == "one channel":
+        states[2, :, 5] = -states[0, :, 5].sign() * states[0, :, 5].abs().clamp(min=1)
+    elif case == "one token":
+        states[2, 1, 2:] = torch.randn(62)
+    folder = folder_with_equal_rows(tmp_path / "outlier", states)
+    if case == "rounding":
+        (found,) = folder.residuals(torch.tensor([[5, 6, 7]]), [1])
+        assert torch.equal(found[0], states[0])
+    else:
+        with pytest.raises(DataError, match="rows 0 and 2 have the same tokens but other states"):
+            folder.residuals(torch.tensor([[5, 6, 7]]), [1])
+
+
 def cut(folder: Path) -> None:
     path = folder / "states-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
