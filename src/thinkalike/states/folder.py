@@ -58,9 +58,9 @@ SETTINGS_OF_FOLDERS = ("name", "path", "device", "dtype", "site", "corpus")
 """Settings of a model that a folder of states has."""
 
 ROUNDING = 0.2
-"""Computing a text in another batch changes a state by less than this, as the root mean square over
-channels of changes in units of each channel. Between attention implementations in bfloat16, it is
-0.02 for most tokens and at most 0.1."""
+"""Computing a text in another batch changes a state by less than this, as the root mean square
+over channels of changes in units of each channel. Between attention implementations in bfloat16,
+it is 0.02 for most tokens and at most 0.1."""
 
 ROUNDING_OF_VALUE = 1.0
 """It changes no single value by as much as this in the unit of its channel; 0.4 occurs."""
@@ -664,9 +664,9 @@ def _differ(
     """Return whether two rows of states differ at any token by more than rounding.
 
     Each channel is compared in a unit of its own, because what all tokens have in common says
-    nothing about them: beside a channel whose mean is a hundred times the rest, states of different
-    texts differ by a hundredth of their norm. The unit is the spread of the channel, plus a tenth
-    of the value, as large values are rounded more coarsely.
+    nothing about them: beside a channel whose mean is a hundred times the rest, states of
+    different texts differ by a hundredth of their norm. The unit is the spread of the channel,
+    plus a tenth of the value, as large values are rounded more coarsely.
 
     Args:
         first, second: The states of the two rows.
