@@ -1211,3 +1211,11 @@ def test_a_column_whose_name_is_missing_is_refused(name):
     table = pd.DataFrame({"text": ["a cat", "a dog"], "word": ["cat", "dog"], name: ["x", "y"]})
     with pytest.raises(DataError, match="has a column named"):
         checked_frame(table, "stimuli")
+
+
+@pytest.mark.parametrize("first", [0.5, Decimal("0.5")])
+def test_whole_numbers_beyond_floats_are_refused_in_one_line(first):
+    numbers = pd.Series([first, *(10**400 + i for i in range(3))], dtype=object)
+    frame = pd.DataFrame({"text": list("abcd"), "number": numbers})
+    with pytest.raises(DataError, match="number has numbers of more than 16 digits; declare kinds"):
+        read_stimuli(stimuli_config(frame, {}))

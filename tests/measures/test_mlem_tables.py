@@ -269,3 +269,12 @@ def test_folds_of_a_table_know_all_its_levels():
     with pytest.warns(UserWarning, match="has 'adverb' in 1 stimuli"):
         scores = cross_val_score(MLEM(alpha=1.0), frame, states.numpy(), cv=folds)
     assert np.isnan(scores).sum() == 1, "the control: that fold alone"
+
+
+@pytest.mark.parametrize("cells", [[10**400 + i % 3 for i in range(12)], [-(10**400), 0.5, None, *range(9)]])
+def test_whole_numbers_beyond_floats_are_refused_by_the_name_of_their_feature(cells):
+    frame = pd.DataFrame({"f": pd.Series(cells, dtype=object)})
+    with pytest.raises(ValueError, match=r"feature f has whole numbers beyond 2\^53.*give them as text"):
+        FeatureColumns.of(frame).read(frame)
+    texts = frame.map(str, na_action="ignore").map(lambda cell: f"n{cell}")
+    assert FeatureColumns.of(texts).kinds == ("nominal",), "control"

@@ -1,7 +1,9 @@
 """Measures of shape, neighbours, distances and outputs against scipy, published formulas and planted answers."""
 
 import math
+from collections import deque
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,32 +105,114 @@ def test_rows_of_a_prepared_layer_move_as_rows_do(measure):
     assert float(moved) != pytest.approx(float(measure.of(x, y)), abs=1e-4), "control"
 
 
+class Slots:
+    __slots__ = ("inner",)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+
 class Changing(LayerMeasure):
     """The product of the sums of two layers, and a change of what it got."""
 
-    def __init__(self, form, changed):
-        vars(self).update(form=form, changed=changed)
+    def __init__(self, form, found, change=lambda prepared: None):
+        vars(self).update(form=form, found=found, change=change)
 
     def prepare(self, layer, name):
-        if self.changed == "states":
-            layer -= layer.mean(0)
+        layer -= layer.mean(0)  # a layer in memory stays as it is
         return self.form(layer * 1)
 
     def compare(self, first, second):
-        if self.changed == "prepared":
-            (second["inner"][0] if isinstance(second, dict) else second)[:3] *= -1
-        return torch.ones((), dtype=torch.float64)
+        value = torch.as_tensor(self.found(first))[0].sum() * torch.as_tensor(self.found(second))[0].sum()
+        self.change(first)
+        self.change(second)
+        return value
 
 
-@pytest.mark.parametrize("form", [lambda x: x, torch.Tensor.numpy, lambda x: {"inner": (x, None)}])
-def test_a_measure_that_changes_what_other_pairs_are_given_is_refused(form):
+def by_data(tensor):
+    tensor.data[:3] *= -1
+
+
+def by_numpy(tensor):
+    tensor.numpy()[:3] *= -1
+
+
+def by_storage(tensor):
+    tensor.untyped_storage().copy_((tensor * 0 + 1).contiguous().untyped_storage())
+
+
+def by_dlpack(tensor):
+    torch.from_dlpack(tensor)[:3].mul_(-1)
+
+
+def by_replacing(box):
+    box.inner = -box.inner
+
+
+def by_cache(box):
+    box.gram = box.inner @ box.inner.T
+
+
+def by_lists(rows):
+    rows[0][0] += 1
+
+
+def same(prepared):
+    return prepared
+
+
+def inner_of(box):
+    return box.inner
+
+
+CHANGES = {
+    "in place": (same, same, by_lists),
+    "by data": (same, same, by_data),
+    "by an array": (same, same, by_numpy),
+    "by the storage": (same, same, by_storage),
+    "by dlpack": (same, same, by_dlpack),
+    "an array": (torch.Tensor.numpy, same, by_lists),
+    "a slot": (Slots, inner_of, by_replacing),
+    "an attribute": (lambda x: SimpleNamespace(inner=x), inner_of, by_replacing),
+    "a cache": (lambda x: SimpleNamespace(inner=x), inner_of, by_cache),
+    "a deque": (lambda x: deque([x]), lambda x: x[0], lambda x: by_lists(x[0])),
+    "an array of objects": (lambda x: np.array([x, None], dtype=object), lambda x: x[0], lambda x: by_lists(x[0])),
+    "lists of numbers": (torch.Tensor.tolist, same, by_lists),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_measure_may_change_what_it_gets(case):
+    form, found, change = CHANGES[case]
+    layers = [*pair(e=6), *pair(e=6)]
+    before = [layer.clone() for layer in layers]
+    values = Changing(form, found, change).matrix(layers[:2], layers[2:])
+    assert torch.equal(values, Changing(form, found).matrix(layers[:2], layers[2:]))
+    assert all(map(torch.equal, layers, before))
+    changed = form(layers[0].clone())
+    change(changed)
+    is_same = torch.equal(torch.as_tensor(found(changed)), layers[0])
+    assert is_same == (case == "a cache"), "control"
+
+
+def test_what_cannot_be_copied_for_each_pair_is_refused_in_one_line():
     x, y = pair(e=6)
-    before = x.clone()
-    Changing(form, "nothing").of(x, y)
-    with pytest.raises(ValueError, match=r"Changing\.compare changes a prepared layer in place"):
-        Changing(form, "prepared").of(x, y)
-    Changing(form, "states").of(x, y)
-    assert torch.equal(x, before)
+    for form in (lambda x: lambda: x, lambda x: SimpleNamespace(inner=[lambda: x]), lambda x: (each for each in [x])):
+        with pytest.raises(
+            ValueError, match=r"what Changing\.prepare returns cannot be copied .*__deepcopy__"
+        ) as raised:
+            Changing(form, lambda prepared: x).of(x, y)
+        assert "\n" not in str(raised.value)
+    assert Changing(lambda x: (math.sqrt, pair, x), lambda prepared: prepared[2]).of(x, y).isfinite(), "control"
+
+
+def test_gradients_pass_the_copies():
+    x, y = pair(e=6)
+    x.requires_grad_()
+    (given,) = torch.autograd.grad(Changing(Slots, inner_of, by_replacing).of(x, y), x)
+    centred_x, centred_y = x - x.mean(0), y - y.mean(0)
+    (expected,) = torch.autograd.grad(centred_x[0].sum() * centred_y[0].sum(), x)
+    assert torch.allclose(given, expected)
 
 
 LINES, EIGHT = torch.eye(N)[:, :1], torch.randn(8, 3)

@@ -12,6 +12,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 import zstandard
@@ -555,6 +556,28 @@ def test_rows_of_equal_tokens_and_other_states_are_refused(tmp_path):
             folder.residuals(torch.tensor([[5, 6, 7]]), [1])
 
 
+@pytest.mark.parametrize("case", ["all channels", "one channel", "one token", "rounding"])
+def test_an_outlier_channel_hides_no_other_states(case, tmp_path):
+    """A channel with a large mean, and one with a large value at the first token, as in language models."""
+    states = torch.randn(3, 3, 64)
+    states[..., 0] += 300
+    states[:, 0, 1] += 3000
+    states[2] = states[0].bfloat16().float()
+    if case == "all channels":
+        states[2, :, 2:] = torch.randn(3, 62)
+    elif case == "one channel":
+        states[2, :, 5] = -states[0, :, 5].sign() * states[0, :, 5].abs().clamp(min=1)
+    elif case == "one token":
+        states[2, 1, 2:] = torch.randn(62)
+    folder = folder_with_equal_rows(tmp_path / "outlier", states)
+    if case == "rounding":
+        (found,) = folder.residuals(torch.tensor([[5, 6, 7]]), [1])
+        assert torch.equal(found[0], states[0])
+    else:
+        with pytest.raises(DataError, match="rows 0 and 2 have the same tokens but other states"):
+            folder.residuals(torch.tensor([[5, 6, 7]]), [1])
+
+
 def cut(folder: Path) -> None:
     path = folder / "states-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
@@ -871,3 +894,72 @@ def test_prompts_are_written_into_a_folder_that_is_made(root, tmp_path):
     for folder in (".", file.parent):
         with pytest.raises(ConfigError, match="is a folder: give the path of a file in it"):
             ta.write_prompts(root / "a", folder, texts=["A cat sat on a mat."] * 5)
+
+
+def written_arrays(folder: Path, **changed: object) -> Path:
+    """A folder with token ids and states at block 1 as .npy files; further arrays by their names."""
+    found = {"token_ids": np.arange(8).reshape(2, 4), "blocks.1.hook_resid_post": np.ones((2, 4, 3), "f4")}
+    for name, array in (found | changed).items():
+        np.save(folder / f"{name}.npy", array)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", ">u2", "uint32", "uint64"])
+@pytest.mark.parametrize("suffix", ["npy", "safetensors", "arrow"])
+def test_token_ids_may_be_numbers_without_a_sign(dtype, suffix, tmp_path):
+    ids = np.arange(200, 208).reshape(2, 4).astype(dtype)
+    states = np.ones((2, 4, 3), "f4")
+    if suffix == "npy":
+        written_arrays(tmp_path, token_ids=ids)
+    elif suffix == "safetensors":
+        in_order = torch.from_numpy(ids.astype(ids.dtype.newbyteorder("=")))
+        found = {"token_ids": in_order, "blocks.1.hook_resid_post": torch.from_numpy(states)}
+        save_file(found, tmp_path / "states.safetensors")
+    else:
+        in_order = ids.astype(ids.dtype.newbyteorder("="))
+        columns = {"token_ids": pa.array([*in_order]), "blocks.1.hook_resid_post": pa.array(states.tolist())}
+        columns["blocks.1.hook_resid_post"] = columns["blocks.1.hook_resid_post"].cast(pa.list_(pa.list_(pa.float32())))
+        table = pa.table(columns)
+        with pa.OSFile(str(tmp_path / "states.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    ta.index_states(tmp_path, model="mine", blocks=2)
+    folder = source_of(tmp_path)
+    assert folder.rows.token_ids(1).tolist() == [204, 205, 206, 207]
+    assert folder.vocabulary == 208
+
+
+def test_token_ids_of_16_bits_beside_bits_of_bfloat16_are_numbers(tmp_path):
+    bits = torch.ones(2, 4, 3, dtype=torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    ta.index_states(written_arrays(tmp_path), model="mine", blocks=2)
+    written_arrays(tmp_path, token_ids=np.arange(8, dtype="u2").reshape(2, 4), **{"blocks.1.hook_resid_post": bits})
+    changed_index(dtype="bfloat16")(tmp_path)
+    for file in ("token_ids.npy", "blocks.1.hook_resid_post.npy"):
+        rewrite_digest(tmp_path, file)
+    folder = source_of(tmp_path)
+    assert folder.rows.token_ids(1).tolist() == [4, 5, 6, 7]
+    (states,) = folder.residuals(torch.tensor([[4, 5, 6, 7]]), [1])
+    assert states.eq(1).all()
+
+
+ARRAYS_OF_NO_FOLDER = {
+    "an id beyond int64": ({"token_ids": np.full((2, 4), 2**64 - 1, "u8")}, "18446744073709551615, which is no id"),
+    "states as long doubles": ({"blocks.1.hook_resid_post": np.ones((2, 4, 3), np.longdouble)}, "write real numbers"),
+    "dates": ({"token_ids": np.zeros((2, 4), "M8[s]")}, r"holds datetime64\[s\]: write real numbers"),
+    "a single number": ({"blocks.0.hook_resid_post": np.float32(3)}, "hook points must be"),
+    "one layer by two names": (
+        {"blocks.01.hook_resid_post": np.ones((2, 4, 3), "f4")},
+        r"hooks=blocks\.1\.hook_resid_post is the same hook point as blocks\.01\.hook_resid_post",
+    ),
+    "one layer in digits of another script": (
+        {"blocks.\u0661.hook_resid_post": np.ones((2, 4, 3), "f4")},
+        r"hook_resid_post is the same hook point as",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ARRAYS_OF_NO_FOLDER)
+def test_arrays_that_are_no_states_are_refused_in_one_line(case, tmp_path):
+    arrays_of_case, message = ARRAYS_OF_NO_FOLDER[case]
+    with pytest.raises(DataError, match=message):
+        ta.index_states(written_arrays(tmp_path, **arrays_of_case), model="mine", blocks=2)
+    assert not (tmp_path / INDEX).exists()

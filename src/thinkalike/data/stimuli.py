@@ -570,10 +570,15 @@ def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
         DataError: A value is not a finite number, or float64 would make two numbers one.
     """
     objects = column.astype(object)
-    values = pd.to_numeric(objects, errors="coerce").astype("float64")
-    # Without missing values, pandas leaves integers exact instead of making floats of them.
-    exact_values = pd.to_numeric(objects.dropna(), errors="coerce")
-    if values.nunique() < exact_values.nunique():  # two integers have become one float
+    try:
+        values = pd.to_numeric(objects, errors="coerce").astype("float64")
+        # Without missing values, pandas leaves integers exact instead of making floats of them.
+        exact_values = pd.to_numeric(objects.dropna(), errors="coerce")
+        # With fewer values, two integers have become one float.
+        has_long_numbers = values.nunique() < exact_values.nunique()
+    except OverflowError:  # a whole number of Python is beyond float64, which has 309 digits
+        has_long_numbers = True
+    if has_long_numbers:
         raise DataError(
             f"{source}: {name} has numbers of more than 16 digits; declare kinds.{name}=nominal"
         )

@@ -651,8 +651,12 @@ def _decimal_values(column: pd.Series, kind: Kind | None, location: str) -> pd.S
     """
     if kind is not None and kind != "numeric":
         return column.map(str, na_action="ignore")
-    numbers = column.astype(float)
-    if numbers.nunique() < column.nunique():
+    try:
+        numbers = column.astype(float)
+        has_long_numbers = numbers.nunique() < column.nunique()
+    except OverflowError:  # a whole number of Python is beyond float64, which has 309 digits
+        has_long_numbers = True
+    if has_long_numbers:
         raise DataError(
             f"{location} has numbers of more than 16 digits; declare kinds.{column.name}=nominal"
         )

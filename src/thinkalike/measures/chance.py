@@ -330,7 +330,9 @@ class BatchNull:
         for order in counted(orders.to(device), "permutation"):
             permuted_targets = []
             for layer in target_layers:
-                permuted_targets.append(self.measure.reordered(layers[layer], order))
+                permuted_targets.append(
+                    self.measure.reordered(self.measure.copied(layers[layer]), order)
+                )
             compared = self.measure.compare_all([*prepared_sources, *permuted_targets], across)
             for pair, pair_across in zip(pairs, pairs_across, strict=True):
                 by_pair[pair].append(compared[pair_across].double())

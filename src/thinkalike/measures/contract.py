@@ -19,20 +19,23 @@ time; a measure without them gives the same numbers.
 from __future__ import annotations
 
 import dataclasses
-import zlib
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
+from types import FunctionType
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.code_text import is_own_class
+from thinkalike.code_text import content_of
+from thinkalike.errors import one_line
 from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.powers_of_two import power_of_two_unit
 from thinkalike.measures.row_groups import RowGroups, common_dtype
@@ -293,7 +296,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     def compare(self, first: Prepared, second: Prepared) -> Float[Tensor, ""]:
         """Return the value of two prepared layers; if the measure is a ratio, its numerator.
 
-        Both are also compared with other layers, so a change of them in place is refused.
+        A class outside of this package gets copies of its own, which it may change.
         """
 
     def reordered(self, prepared: Prepared, order: Int[Tensor, " n"]) -> Prepared:
@@ -318,22 +321,48 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         Returns:
             A matrix for each pair of models.
         """
-        return compare_one_by_one(self._compare_intact, layers, model_pairs, self.is_symmetric)
+        compare = self.compare
+        if self._is_of_others:
+            compare = self._compare_copies
+        return compare_one_by_one(compare, layers, model_pairs, self.is_symmetric)
 
-    def _compare_intact(self, first: Prepared, second: Prepared) -> Float[Tensor, ""]:
-        """Return the value of two prepared layers, which other pairs read after this one.
+    def _compare_copies(self, first: Prepared, second: Prepared) -> Float[Tensor, ""]:
+        """Return the value of copies of two prepared layers, which other pairs are given as well.
 
         Raises:
-            ValueError: `compare` changes one of them in place.
+            ValueError: A prepared layer cannot be copied.
         """
-        counts_before = change_counts(first, second)
-        value = self.compare(first, second)
-        if change_counts(first, second) != counts_before:
+        return self.compare(self.copied(first), self.copied(second))
+
+    def copied(self, prepared: Prepared) -> Prepared:
+        """Return a prepared layer for a single use: a copy, for a class outside of this package.
+
+        Raises:
+            ValueError: It cannot be copied.
+        """
+        if not self._is_of_others:
+            return prepared
+        copies: dict[int, Any] = {}  # the memo of `deepcopy`
+        try:
+            with _GradientsPassCopies():
+                copy = deepcopy(prepared, copies)
+            # `deepcopy` keeps all that it copied in a list, under the `id` of the dictionary.
+            for original in [prepared, *copies.get(id(copies), [])]:
+                for held in [original, *gc.get_referents(original)]:
+                    if isinstance(held, FunctionType) and _holds_values(held, set()):
+                        raise TypeError(f"the function {held.__qualname__} holds values")
+        except Exception as error:  # an object may raise any when it is copied
             raise ValueError(
-                f"{type(self).__name__}.compare changes a prepared layer in place, which it is "
-                "given again for other pairs: let it change a copy, such as first.clone()"
-            )
-        return value
+                f"what {type(self).__name__}.prepare returns cannot be copied for each pair "
+                f"({one_line(error)}): return tensors or arrays, or if nothing changes it, an "
+                "object whose __deepcopy__ returns itself"
+            ) from error
+        return copy
+
+    @property
+    def _is_of_others(self) -> bool:
+        """Whether the class is not of this package, so that `compare` may change what it gets."""
+        return type(self).__module__.partition(".")[0] != __name__.partition(".")[0]
 
     @classmethod
     def settings(cls) -> list[dataclasses.Field[int | float]]:
@@ -381,8 +410,8 @@ class LayerMeasure(FastPaths[Prepared], ABC):
                     if order is not None:
                         ordered = layer.index_select(0, order)
                     ordered = ordered.to(dtype)
-                    if ordered is layer and is_own_class(type(self)):
-                        ordered = layer.clone()  # `prepare` of a user may change it in place
+                    if ordered is layer and self._is_of_others:
+                        ordered = layer.clone()  # `prepare` may change it in place
                     rows.append(ordered)
                 if self.prepares_together:
                     stacked = rows[0][None]
@@ -479,32 +508,36 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 AnyMeasure = LayerMeasure[Any]  # whatever it prepares
 
 
-def change_counts(*prepared: object) -> list[int]:
-    """Return numbers by which a change of prepared layers in place shows.
+class _GradientsPassCopies(TorchFunctionMode):
+    """Lets `deepcopy` clone tensors with a gradient, which it refuses or would detach."""
 
-    They are, for the tensors in them, how often torch has changed each in place, and for arrays of
-    NumPy a checksum. Both are looked for in containers and in attributes, at any depth.
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is Tensor.__deepcopy__ and args[0].requires_grad:
+            tensor, copies = args
+            copies[id(tensor)] = tensor.clone()
+            return copies[id(tensor)]
+        return func(*args, **(kwargs or {}))
+
+
+def _holds_values(function: FunctionType, seen: set[int]) -> bool:
+    """Return whether a function, which `deepcopy` does not copy, holds values that may change.
+
+    They are in the variables of its closure and in its defaults, and in those of functions there.
+
+    Args:
+        function: The function.
+        seen: The `id` of each function that was looked at before.
     """
-    counts = []
-    seen: set[int] = set()
-    waiting = list(prepared)
-    while waiting:
-        part = waiting.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        if isinstance(part, Tensor):
-            # Tensors that were made in inference mode count no changes.
-            counts.append(0 if part.is_inference() else part._version)
-        elif isinstance(part, np.ndarray) and part.dtype != object:
-            counts.append(zlib.crc32(np.ascontiguousarray(part).data))
-        elif isinstance(part, tuple | list):
-            waiting += part
-        elif isinstance(part, Mapping):
-            waiting += part.values()
-        elif hasattr(part, "__dict__"):
-            waiting += vars(part).values()
-    return counts
+    seen.add(id(function))
+    variables = [content_of(cell) for cell in function.__closure__ or ()]
+    variables += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for variable in variables:
+        if isinstance(variable, FunctionType):
+            if id(variable) not in seen and _holds_values(variable, seen):
+                return True
+        elif deepcopy(variable) is not variable:
+            return True
+    return False
 
 
 def compare_one_by_one(

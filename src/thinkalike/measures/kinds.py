@@ -17,6 +17,7 @@ are nominal.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
@@ -64,7 +65,7 @@ def kind_of(column: pd.Series) -> str:
     if not _holds_numbers(column):
         return "nominal"
 
-    values = column.dropna().to_numpy(float)
+    values = _as_floats(column.dropna())
     distinct = np.unique(_rounded_fractions(values[np.isfinite(values)]))
     # Beyond 2^53 no float has a fraction, so nothing says whether it counts or measures; counts
     # are smaller.
@@ -72,6 +73,18 @@ def kind_of(column: pd.Series) -> str:
     if len(distinct) >= FEWEST_CONTINUOUS and is_measurement.any():
         return "continuous"
     return "numeric"
+
+
+def _as_floats(column: pd.Series) -> np.ndarray:
+    """Return numbers as float64; those beyond its range are infinite, as those of NumPy are."""
+    try:
+        return column.to_numpy(float)
+    except OverflowError:  # a whole number of Python, which may have any number of digits
+        values = []
+        for number in column:
+            is_beyond = isinstance(number, int) and abs(number) > sys.float_info.max
+            values.append(np.inf if is_beyond else float(number))
+        return np.array(values)
 
 
 def _holds_numbers(column: pd.Series) -> bool:

@@ -115,7 +115,9 @@ def bias_of_documents(
     if measure_of_rows.leaves_out_parts:
         # The rows of each random part must stand together.
         by_part = random_part_of_row.argsort(stable=True)
-        sorted_layers = [measure_of_rows.reordered(layer, by_part) for layer in layers]
+        sorted_layers = [
+            measure_of_rows.reordered(measure_of_rows.copied(layer), by_part) for layer in layers
+        ]
         sizes = sizes_of_parts(random_part_of_row)
         values_by_pair = measure_of_rows.compare_leaving_out_parts(
             sorted_layers, model_pairs, sizes

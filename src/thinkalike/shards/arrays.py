@@ -180,11 +180,29 @@ def _unnested(chunk: pyarrow.Array, place: str) -> NDArray[np.generic]:
         sizes.append(len(values) // max(list_count, 1))
     # Lists of several lengths do not fit these sizes.
     try:
-        return values.to_numpy(zero_copy_only=True).reshape(sizes)  # type: ignore[no-any-return]
+        numbers: NDArray[np.generic] = values.to_numpy(zero_copy_only=True).reshape(sizes)
     except (ValueError, NotImplementedError, pyarrow.ArrowInvalid) as error:
         raise DataError(
             f"{place} holds no numbers in rows of one length ({one_line(error)})"
         ) from error
+    _check_numbers(numbers.dtype, place)
+    return numbers
+
+
+def _check_numbers(dtype: np.dtype[np.generic], place: str) -> None:
+    """Raise a DataError unless numbers of this dtype can be made a tensor.
+
+    Args:
+        dtype: The dtype, in any byte order.
+        place: What the error calls the array.
+    """
+    try:
+        torch.from_numpy(np.empty(0, dtype.newbyteorder("=")))
+        is_number = dtype.kind in "fiu"
+    except TypeError:  # torch has no such dtype, as for long doubles and dates
+        is_number = False
+    if not is_number:
+        raise DataError(f"{place} holds {dtype}: write real numbers of at most 64 bits")
 
 
 class RowLayout(ABC):
@@ -249,7 +267,7 @@ class _FlatLayout(RowLayout):
 
     def shapes(self, rows: int, ids: Sequence[int] | None) -> dict[str, Sequence[int | None]]:
         tokens = None
-        if ids is not None:
+        if ids:  # a single number has the shape (), which is refused
             tokens = ids[0]
         expected: dict[str, Sequence[int | None]] = {TOKEN_IDS: (None,)}
         for hook, width in self.index.hooks.items():
@@ -335,7 +353,7 @@ class _PromptLayout(RowLayout):
 
     def shapes(self, rows: int, ids: Sequence[int] | None) -> dict[str, Sequence[int | None]]:
         tokens = None
-        if ids is not None:
+        if ids:  # a single number has the shape (), which is refused
             tokens = ids[0]
         hook_count = len(self.index.hooks)
         width = next(iter(self.index.hooks.values()))  # all hook points have the same
@@ -484,7 +502,7 @@ class StoredRows:
                 f"{tuple(embedding.shape)}, not (tokens,) and (tokens, width); {REWRITE}"
             )
         self._check_ids(ids, str(path))
-        if not embedding.is_floating_point() or not embedding.isfinite().all():
+        if embedding.dtype not in DTYPES.values() or not embedding.isfinite().all():
             raise DataError(f"{path}: embedding must hold finite floating numbers; {REWRITE}")
         return ids.long(), embedding
 
@@ -541,7 +559,8 @@ class StoredRows:
         last_id = (self.index.vocabulary or MOST_TOKENS) - 1
         if not ids.numel():
             raise DataError(f"{place}: {TOKEN_IDS} is empty; leave out rows without tokens")
-        for token_id in (int(ids.min()), int(ids.max())):
+        values = ids.numpy()  # torch finds no minimum of numbers without a sign
+        for token_id in (int(values.min()), int(values.max())):
             if not 0 <= token_id <= last_id:
                 raise DataError(
                     f"{place}: {TOKEN_IDS} has {token_id}, which is no id from 0 to {last_id}"
@@ -717,8 +736,8 @@ def arrays_of(path: Path, is_bfloat16: bool = False) -> dict[str, StoredArray]:
 
     Args:
         path: The file: .safetensors, .safetensors.zst, .npy, or else of Arrow.
-        is_bfloat16: Whether 16 bits in a .npy file are those of a bfloat16, which NumPy does not
-            know.
+        is_bfloat16: Whether 16 bits in a .npy file of states are those of a bfloat16, which NumPy
+            does not know.
 
     Raises:
         DataError: The file is damaged, or holds something else than arrays of numbers.
@@ -734,9 +753,10 @@ def arrays_of(path: Path, is_bfloat16: bool = False) -> dict[str, StoredArray]:
             return {name: _ArrayInMemory(tensor) for name, tensor in _unpacked(path).items()}
         if path.suffix == ".npy":
             array = np.load(path, mmap_mode="r", allow_pickle=False)
-            is_bits = is_bfloat16 and array.dtype.itemsize == 2 and array.dtype.kind in "uV"
-            if array.dtype.kind not in "fiu" and not is_bits:
-                raise DataError(f"{path} holds {array.dtype}: write numbers")
+            may_be_bits = is_bfloat16 and path.stem != TOKEN_IDS
+            is_bits = may_be_bits and array.dtype.itemsize == 2 and array.dtype.kind in "uV"
+            if not is_bits:
+                _check_numbers(array.dtype, str(path))
             return {path.stem: _NumpyArray(array, is_bits)}
         return _arrow_arrays(path)
     except ThinkalikeError:

@@ -88,7 +88,7 @@ HIDDEN_STATES = "hidden_states"
 # The names of TransformerLens's hook points: within a block or after it; the embedding; the output
 # of the last norm.
 HOOK = re.compile(
-    r"blocks\.(?P<layer>\d+)\.(?P<inside>hook_resid_pre|hook_resid_mid|hook_resid_post|hook_attn_out|hook_mlp_out"
+    r"blocks\.(?P<layer>\d{1,9})\.(?P<inside>hook_resid_pre|hook_resid_mid|hook_resid_post|hook_attn_out|hook_mlp_out"
     r"|attn\.hook_z|mlp\.hook_post)|hook_embed|ln_final\.hook_normalized"
 )
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -281,6 +281,7 @@ class _Reader:
         if not isinstance(hooks, dict) or not hooks:
             raise self.wrong("hooks", hooks, "must have the width at each hook point, by its name")
         blocks = self.count("blocks", least=1)
+        name_of_place: dict[tuple[int, str], str] = {}
         for name, width in hooks.items():
             match = HOOK.fullmatch(name)
             if match is None:
@@ -291,6 +292,10 @@ class _Reader:
                 )
             if match["layer"] and int(match["layer"]) >= blocks:
                 raise self.wrong("hooks", name, f"is beyond the last of {blocks} blocks")
+            if match["layer"]:  # a number has several spellings, such as 1 and 01
+                first = name_of_place.setdefault((int(match["layer"]), match["inside"]), name)
+                if first != name:
+                    raise self.wrong("hooks", name, f"is the same hook point as {first}")
             if not _is_count(width, least=1):
                 raise self.wrong(
                     f"hooks[{name}]", width, "must be a width, a whole number of at least 1"

@@ -602,21 +602,16 @@ def _layout_of_hooks(arrays: Mapping[str, StoredArray], folder: Path) -> _Layout
     Raises:
         DataError: No array has the name of a hook point, or their numbers of axes differ.
     """
-    widths = {}
-    dimensions = set()
-    for name, array in arrays.items():
-        if HOOK.fullmatch(name):
-            widths[name] = int(array.shape[-1])
-            dimensions.add(len(array.shape))
-    if not widths:
+    shapes = {name: array.shape for name, array in arrays.items() if HOOK.fullmatch(name)}
+    dimensions = {len(shape) for shape in shapes.values()}
+    if not shapes:
         raise DataError(
             f"{folder} has the arrays {listed(sorted(arrays))}, and none of a hook point of the "
             "residual stream: name them as blocks.5.hook_resid_post"
         )
-    if dimensions == {3}:
-        return _Layout(widths, "padded")
-    if dimensions == {2}:
-        return _Layout(widths, "flat")
+    if dimensions in ({2}, {3}):
+        widths = {name: int(shape[-1]) for name, shape in shapes.items()}
+        return _Layout(widths, "padded" if dimensions == {3} else "flat")
     raise DataError(
         f"{folder}: hook points must be (rows, context, width) or (tokens, width), all of them "
         "alike"
