@@ -92,8 +92,8 @@ def patches_of_call(call: str) -> str:
     if not names:
         return ""
     log.warning(
-        "warning: models run with code that replaces %s in this process, so this result is not "
-        "found again",
+        "warning: libraries that run models hold code of your own in this process (%s), so this "
+        "result is not found again",
         listed(names),
     )
     return f"{', '.join(names)} {call}"
