@@ -1032,6 +1032,12 @@ def by_plain_tensor(original, patch):
     original.model.layers[0].register_forward_hook(lambda _, __, output: output * model().settings["strength"][0])
 
 
+def by_plain_array(original, patch):
+    original.strength = np.ones(1)
+    model = weakref.ref(original)
+    original.model.layers[0].register_forward_hook(lambda _, __, output: output * float(model().strength[0]))
+
+
 def by_number_that_divides(original, patch):
     """Whose copy fails, and does not give another output, when the weight is zero."""
     weight = original.model.layers[0].mlp.down_proj.weight.detach().numpy()
@@ -1045,6 +1051,7 @@ def by_number_that_divides(original, patch):
         by_hook_around_all_modules,
         by_function_of_autograd,
         by_plain_tensor,
+        by_plain_array,
         by_number_that_divides,
     ],
 )

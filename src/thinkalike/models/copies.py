@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +10,7 @@ from copy import deepcopy
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -104,7 +106,8 @@ def tensors_held(module: nn.Module) -> list[Tensor]:
     """Return the tensors that a copy of a module has copies of.
 
     These are its weights and buffers, and the tensors that its attributes are or hold at any
-    depth. Like `deepcopy`, it does not look into functions, classes and caches around functions.
+    depth. An array of NumPy is returned as a tensor in the same memory. Like `deepcopy`, this does
+    not look into functions, classes and caches around functions.
     """
     tensors: list[Tensor] = []
     seen: set[int] = set()
@@ -117,6 +120,11 @@ def tensors_held(module: nn.Module) -> list[Tensor]:
         seen.add(id(value))
         if issubclass(kind, Tensor):
             tensors.append(cast(Tensor, value))
+        elif isinstance(value, np.ndarray):
+            # One that cannot be written cannot change; torch has no strings, for example.
+            with contextlib.suppress(TypeError, ValueError):
+                if value.flags.writeable:
+                    tensors.append(torch.from_numpy(value))
         elif not hasattr(kind, "__deepcopy__"):  # such an object may be its own copy
             waiting += gc.get_referents(value)
     return tensors
