@@ -27,6 +27,10 @@ import transformers
 from safetensors.torch import save_file
 from torch.utils.hooks import RemovableHandle
 from transformer_lens.patching import layer_pos_patch_setter
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, sdpa_mask
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.deprecation import deprecate_kwarg
 
 import thinkalike
@@ -72,6 +76,7 @@ from thinkalike.models.checkpoints import ASSETS
 from thinkalike.models.description import Description
 from thinkalike.models.identity import identity_of, sample_digest
 from thinkalike.models.labels import distinct_labels
+from thinkalike.models.patched_libraries import patched_names
 from thinkalike.models.proof import may_change_states
 from thinkalike.models.traits import described_traits, traits_of, traits_that_differ
 from thinkalike.store import Result
@@ -208,6 +213,20 @@ def test_what_a_wrapped_module_of_a_bridge_runs_is_in_its_copy():
     block.register_forward_hook(lambda _, __, output: output + weight())
     with pytest.raises(ModelError, match=r"computes with weights of the original from transformer\.h\.0 on"):
         load_model(bridge)
+
+
+def test_a_hook_in_a_bridge_that_holds_a_weight_holds_that_of_the_copy():
+    bridge, tokens = bridged(), torch.randint(1000, (2, 16))
+    part = bridge.blocks[0].mlp.original_component
+    weight = next(part.parameters())
+    part.register_forward_hook(lambda _, __, output: output * (1 + weight.flatten()[0].abs()))
+    part.register_forward_hook(lambda _, __, output, held=weight: output * (1 + held.flatten()[0].abs()))
+    model = load_model(bridge)
+    expected = model.full(tokens).clone()
+    torch.testing.assert_close(expected, bridge(tokens), atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        weight.zero_()
+    assert torch.equal(model.full(tokens), expected)
 
 
 def test_a_model_in_memory_is_keyed_by_what_it_is():
@@ -565,6 +584,43 @@ def test_whose_code_a_model_runs_is_not_known_by_its_name(disguise, monkeypatch)
     assert not identity_of(load_model(model, tiny.tokenizer())).is_complete
 
 
+def windowed_mask(*args, **kwargs):
+    mask = sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+    positions = torch.arange(mask.shape[-1])
+    return mask & (positions[:, None] - positions < 4)
+
+
+TABLES = {
+    "masks": (AttentionMaskInterface._global_mapping, "sdpa", windowed_mask),
+    "masks of one place": (ALL_MASK_ATTENTION_FUNCTIONS._local_mapping, "sdpa", windowed_mask),
+    "attention": (ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", lambda *args, **kwargs: None),
+    "rotation": (ROPE_INIT_FUNCTIONS, "yarn", lambda config, device: None),
+    "activations": (transformers.activations.ACT2FN, "mine", type("Mine", (torch.nn.ReLU,), {})),
+}
+
+
+@pytest.mark.parametrize(("table", "name", "code"), TABLES.values(), ids=TABLES)
+def test_code_in_a_table_of_a_library_is_known_of_models_in_memory_and_by_name(table, name, code, monkeypatch):
+    model = load_model(small_llama(), tiny.tokenizer())
+    assert not patched_names(), "control"
+    monkeypatch.setitem(table, name, code)
+    assert any(name in patched for patched in patched_names())
+    described_traits(model.module, description := Description(model.module))
+    assert not description.is_complete
+    monkeypatch.undo()
+    assert not patched_names()
+
+
+@pytest.mark.parametrize("owner", [transformers.cache_utils.DynamicLayer, transformers.masking_utils])
+def test_a_replaced_function_is_known_of_models_that_import_it_from_elsewhere(owner, monkeypatch):
+    name = "update" if isinstance(owner, type) else "sdpa_mask"
+    original = getattr(owner, name)
+    model = load_model(small_llama(), tiny.tokenizer())
+    monkeypatch.setattr(owner, name, lambda *args, **kwargs: original(*args, **kwargs))
+    assert [patched.rpartition(".")[2] for patched in patched_names()] == [name]
+    assert not identity_of(model).is_complete
+
+
 def small_gpt2():
     settings = {"vocab_size": 32, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings)).eval()
@@ -673,6 +729,13 @@ def patched_class(patch):
 
 
 @contextlib.contextmanager
+def replaced_mask(patch):
+    with patch.context() as inner:
+        inner.setitem(AttentionMaskInterface._global_mapping, "sdpa", windowed_mask)
+        yield
+
+
+@contextlib.contextmanager
 def hook_around_all_modules(patch):
     def halved(module, _, output):
         return 0.5 * output if isinstance(module, torch.nn.Embedding) else None
@@ -703,7 +766,9 @@ def mode_of_torch(patch):
 
 
 @pytest.mark.ci_slow
-@pytest.mark.parametrize("change", [patched_class, hook_around_all_modules, replaced_function, mode_of_torch])
+@pytest.mark.parametrize(
+    "change", [patched_class, hook_around_all_modules, replaced_function, replaced_mask, mode_of_torch]
+)
 def test_a_result_of_changed_libraries_is_not_that_of_a_name(change, tmp_path, monkeypatch):
     """A name, or a folder, says nothing of functions that somebody replaced in this process."""
 
@@ -928,6 +993,115 @@ def test_a_copy_that_would_compute_with_a_buffer_of_the_original_is_refused():
     with pytest.raises(ModelError, match=r"computes with weights of the original from model\.layers\.1 on"):
         load_model(original, tiny.tokenizer())
     assert torch.equal(original.model.direction, torch.ones(32))
+
+
+def by_function_of_a_library(original, patch):
+    weight = original.model.layers[0].mlp.down_proj.weight
+
+    def scaled(*args, **kwargs):
+        output, pattern = sdpa_attention_forward(*args, **kwargs)
+        return output * (1 + weight[0, 0].abs()), pattern
+
+    patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", scaled)
+
+
+def by_hook_around_all_modules(original, patch):
+    weight = original.model.layers[0].mlp.down_proj.weight
+
+    def scaled(module, args, output):
+        return output * (1 + weight[0, 0].abs()) if isinstance(module, torch.nn.Linear) else None
+
+    patch.setitem(torch.nn.modules.module._global_forward_hooks, -1, scaled)
+
+
+def by_function_of_autograd(original, patch):
+    weight = original.model.layers[0].mlp.down_proj.weight
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, states):
+            return torch.relu(states) * (1 + weight[0, 0].abs())
+
+    original.model.layers[0].mlp.act_fn = transformers.activations.GELUActivation()
+    original.model.layers[0].mlp.act_fn.act = Scaled.apply
+
+
+def by_plain_tensor(original, patch):
+    original.settings = {"strength": [torch.ones(1)]}
+    model = weakref.ref(original)
+    original.model.layers[0].register_forward_hook(lambda _, __, output: output * model().settings["strength"][0])
+
+
+def by_plain_array(original, patch):
+    original.strength = np.ones(1)
+    model = weakref.ref(original)
+    original.model.layers[0].register_forward_hook(lambda _, __, output: output * float(model().strength[0]))
+
+
+def by_number_that_divides(original, patch):
+    """Whose copy fails, and does not give another output, when the weight is zero."""
+    weight = original.model.layers[0].mlp.down_proj.weight.detach().numpy()
+    original.model.layers[0].register_forward_hook(lambda _, __, output: output * (1 / weight[0, 0].item()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        by_function_of_a_library,
+        by_hook_around_all_modules,
+        by_function_of_autograd,
+        by_plain_tensor,
+        by_plain_array,
+        by_number_that_divides,
+    ],
+)
+def test_a_copy_is_refused_wherever_the_code_is_that_holds_tensors_of_the_original(change, monkeypatch):
+    original = small_llama()
+    change(original, monkeypatch)
+    with pytest.raises(ModelError, match=r"computes with weights of the original from model\.layers\.0"):
+        load_model(original, tiny.tokenizer())
+
+
+@pytest.mark.parametrize("held", ["weight", "half of a weight", "other dtype", "beside the weights"])
+def test_weights_in_one_buffer_are_copied_each_for_itself(held):
+    """A hook may hold a view of any of them, or of numbers in the buffer that are no weight."""
+    original, start = small_llama(), 0
+    buffer = torch.cat([weight.data.flatten() for weight in original.parameters()] + [torch.ones(32)])
+    for weight in original.parameters():
+        weight.data = buffer[start : start + weight.numel()].view(weight.shape)
+        start += weight.numel()
+    mlp = original.model.layers[1].mlp
+    row = mlp.down_proj.weight.detach()[1]
+    views = {
+        "weight": row,
+        "half of a weight": mlp.down_proj.weight.detach()[:, 1],
+        "other dtype": row.view(torch.int32),
+        "beside the weights": buffer[-32:],
+    }
+    view = views[held]
+    mlp.register_forward_hook(lambda _, __, output, view=view: output + view.view(torch.float32)[:32].sum())
+    tokens = torch.arange(3, 35)[None]
+    with torch.no_grad():
+        expected = original(tokens).logits
+    model = load_model(original, tiny.tokenizer())
+    torch.testing.assert_close(model.full(tokens), expected)
+    buffer[:-32].zero_()
+    torch.testing.assert_close(model.full(tokens), expected)
+
+
+def test_a_weight_in_memory_that_cannot_be_written_may_have_hooks_beside_it(tmp_path):
+    """To write it would end the process."""
+    original = small_llama()
+    weight = original.model.layers[0].mlp.down_proj.weight
+    np.save(tmp_path / "weight.npy", weight.detach().numpy())
+    weight.data = torch.from_numpy(np.load(tmp_path / "weight.npy", mmap_mode="r"))
+    original.model.layers[0].mlp.register_forward_hook(lambda _, __, output: 2 * output)
+    before = weight.clone()
+    load_model(original, tiny.tokenizer())
+    assert torch.equal(weight, before)
+    by_weak_reference(original.model.layers[0].mlp)
+    with pytest.raises(ModelError, match=r"with weights of the original from model\.layers\.0\.mlp on"):
+        load_model(original, tiny.tokenizer())
 
 
 def test_blocks_that_share_keys_and_values_are_refused_for_that():

@@ -125,9 +125,11 @@ def _reaches_code_of_user(value: object, depth: int, seen: set[int]) -> bool:
         seen: The `id`s of objects that were looked at; it is filled.
     """
     kind = type(value)  # `isinstance` would make deprecated values of torch warn
-    if id(value) in seen or issubclass(kind, type | ModuleType):
+    if id(value) in seen or issubclass(kind, ModuleType):
         return False
     seen.add(id(value))
+    if issubclass(kind, type):
+        return is_own_class(cast(type, value))
     if issubclass(kind, FunctionType):
         if not is_installed(module_of(value)):
             return True

@@ -100,8 +100,8 @@ def names_of_replaced_functions(call_id: str) -> str:
     if not names:
         return ""
     log.warning(
-        "warning: models run with code that replaces %s in this process, so this result is not "
-        "found again",
+        "warning: libraries that run models hold code of your own in this process (%s), so this "
+        "result is not found again",
         listed(names),
     )
     return f"{', '.join(names)} {call_id}"

@@ -14,7 +14,7 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError, listed
-from thinkalike.models.copies import has_added_code
+from thinkalike.models.copies import copied, has_added_code
 from thinkalike.models.module_facts import (
     TOLERANCE,
     embedding_of,
@@ -115,11 +115,11 @@ def _unwrapped_copy(bridge: TransformerBridge) -> PreTrainedModel:
     # The memo of `deepcopy`, from the `id` of an object to its copy. An entry for a wrapper makes
     # `deepcopy` put a copy of the wrapped module in its place. `modules` yields outer modules
     # before inner ones, so in reverse order inner wrappers come first.
-    copies: dict[int, nn.Module] = {}
+    copies: dict[int, object] = {}
     for submodule in reversed(list(bridge.original_model.modules())):
         if isinstance(submodule, GeneralizedComponent):
             copies[id(submodule)] = deepcopy(submodule.original_component, copies)
-    module = without_hooks(deepcopy(bridge.original_model, copies)).eval()
+    module = without_hooks(copied(bridge.original_model, copies)).eval()
     _remove_added_bias(module)
     return module
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from types import CellType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TypeVar, cast
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from thinkalike.code_text import (
@@ -23,6 +27,9 @@ from thinkalike.models.proof import may_change_states
 
 # What `deepcopy` returns with the very functions that it is or holds.
 MAY_HOLD_FUNCTIONS = (FunctionType, MethodType, functools.partial, list, tuple, dict)
+
+# What `deepcopy` returns itself, and what it does not look into.
+NOT_COPIED = (type, ModuleType, FunctionType, CodeType, str, bytes, int, float)
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -63,16 +70,22 @@ def _hooks_of(module: nn.Module) -> Iterator[Callable[..., object]]:
             yield given_hooks.get(number) or registered_hook
 
 
-def copied(module: ModuleT) -> ModuleT:
+def copied(module: ModuleT, copies: dict[int, object] | None = None) -> ModuleT:
     """Return a copy of a module that shares no module or tensor with the original.
 
     `deepcopy` does not copy functions. So a hook or a replaced `forward` of its result would still
     use modules of the original through its closure. Here such functions are made anew.
 
+    Args:
+        module: The module.
+        copies: The memo of `deepcopy`, copies by the `id` of the original, where parts of the
+            module were copied already. It is filled. None: nothing was.
+
     Raises:
         ModelError: An attribute cannot be copied.
     """
-    copies: dict[int, object] = {}  # the memo of `deepcopy`: copies by the `id` of the original
+    if copies is None:
+        copies = {}
     try:
         copy = deepcopy(module, copies)
     except Exception as error:  # an object may raise any when it is copied
@@ -87,6 +100,34 @@ def copied(module: ModuleT) -> ModuleT:
                 if isinstance(value, MAY_HOLD_FUNCTIONS):
                     dictionary[name] = _with_copies(value, copies)
     return copy
+
+
+def tensors_held(module: nn.Module) -> list[Tensor]:
+    """Return the tensors that a copy of a module has copies of.
+
+    These are its weights and buffers, and the tensors that its attributes are or hold at any
+    depth. An array of NumPy is returned as a tensor in the same memory. Like `deepcopy`, this does
+    not look into functions, classes and caches around functions.
+    """
+    tensors: list[Tensor] = []
+    seen: set[int] = set()
+    waiting: list[object] = [module]
+    while waiting:
+        value = waiting.pop()
+        kind = type(value)  # `isinstance` would make deprecated values of torch warn
+        if id(value) in seen or issubclass(kind, NOT_COPIED):
+            continue
+        seen.add(id(value))
+        if issubclass(kind, Tensor):
+            tensors.append(cast(Tensor, value))
+        elif isinstance(value, np.ndarray):
+            # One that cannot be written cannot change; torch has no strings, for example.
+            with contextlib.suppress(TypeError, ValueError):
+                if value.flags.writeable:
+                    tensors.append(torch.from_numpy(value))
+        elif not hasattr(kind, "__deepcopy__"):  # such an object may be its own copy
+            waiting += gc.get_referents(value)
+    return tensors
 
 
 def _name_what_cannot_be_copied(module: nn.Module) -> None:
@@ -154,30 +195,51 @@ def _with_copies(value: object, copies: Mapping[int, object]) -> object:
 def _view_of_copy(tensor: Tensor, copies: Mapping[int, object]) -> Tensor:
     """Return, for a view of a tensor that was copied, the same view of the copy.
 
-    For example, `weight.detach()` is a view of `weight`. A tensor that shares no memory with a
-    copied one is returned as it is.
+    For example, `weight.detach()` is a view of `weight`. A tensor whose numbers do not all lie
+    within those of one copied tensor is returned as it is, even if it shares memory with one, as
+    where all weights of a model are in one buffer.
 
     Args:
         tensor: Any tensor that was not copied itself.
         copies: The copies by the `id` of the original, as `deepcopy` leaves them.
     """
+    start, end = bytes_spanned(tensor)
     # `deepcopy` keeps the originals alive in a list, under the `id` of the dictionary itself.
     originals = cast(list[object], copies.get(id(copies), []))
     for original in originals:
         copy = copies.get(id(original))
         if not isinstance(original, Tensor) or not isinstance(copy, Tensor):
             continue
-        has_other_layout = original.stride() != copy.stride()
-        if original.is_meta or not original.numel() or has_other_layout:
+        original_start, original_end = bytes_spanned(original)
+        is_within = start < end and original_start <= start and end <= original_end
+        if not is_within or original.stride() != copy.stride():
             continue
-        shares_memory = (
-            original.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-        )
-        if shares_memory:
-            offset_in_original = tensor.storage_offset() - original.storage_offset()
-            offset_in_storage = copy.storage_offset() + offset_in_original
-            return copy.detach().as_strided(tensor.size(), tensor.stride(), offset_in_storage)
+        # In bytes, since a view may have another dtype.
+        start_in_copy = bytes_spanned(copy)[0] - copy.untyped_storage().data_ptr()
+        offset_in_bytes = start_in_copy + start - original_start
+        if offset_in_bytes % tensor.element_size() == 0:
+            offset = offset_in_bytes // tensor.element_size()
+            view = torch.empty(0, dtype=tensor.dtype, device=copy.device)
+            return view.set_(copy.untyped_storage(), offset, tensor.size(), tensor.stride())
     return tensor
+
+
+def bytes_spanned(tensor: Tensor) -> tuple[int, int]:
+    """Return the addresses of the first byte of a tensor, and of the byte after its last one.
+
+    Bytes between its entries, as in every second column of a matrix, count as well. Both are 0 for
+    a tensor without entries, or without memory of its own as on the device meta.
+    """
+    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        return 0, 0
+    try:
+        start = tensor.data_ptr()
+    except RuntimeError:  # a subclass may be made of other tensors
+        return 0, 0
+    if not start:
+        return 0, 0
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
 
 
 def _container_with_copies(

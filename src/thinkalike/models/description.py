@@ -30,10 +30,10 @@ from thinkalike.code_text import (
     is_of_library,
     is_of_user,
     is_own_class,
-    names_in_library,
 )
 from thinkalike.errors import flat
 from thinkalike.models.module_facts import UNREAD, config_of_text_model, known_entries
+from thinkalike.models.patched_libraries import added_to_libraries
 from thinkalike.models.proof import may_change_states
 
 # The types of objects whose `repr` is their text.
@@ -402,12 +402,13 @@ class Description:
         return f"{name} ({_text_digest(' '.join(texts))})"
 
     def patches(self) -> dict[Trait, str]:
-        """Return, as text, functions that have replaced those of libraries (monkey patches).
+        """Return, as text, the code of users that libraries run (see `added_to_libraries`).
 
-        The libraries are the Python modules that define the classes described so far, those that
-        they import as modules, and the methods of torch's Tensor. Keys are (library, name). A
-        function under a name that the library's code never uses replaces nothing: for example,
-        `torch.compile` leaves compiled functions under new names in a library.
+        Beside the libraries that compute in a pass, these are the Python modules that define the
+        classes described so far, and those that they import as modules. Keys are (module or class
+        of a library, name). A function under a name that the library's code never uses replaces
+        nothing: for example, `torch.compile` leaves compiled functions under new names in a
+        library.
         """
         libraries = set()
         for described_class in self.classes:
@@ -415,14 +416,11 @@ class Description:
         libraries = set(filter(is_installed, libraries))
         libraries |= _libraries_read(libraries)
         patches: dict[Trait, str] = {}
-        for library in sorted(libraries):
-            names_used = names_in_library(library)
-            for name, value in vars(sys.modules[library]).items():
-                if name in names_used and callable(value) and _replaces_library(value):
-                    patches[library, name] = self.text_of(value, f"{library} {name}")
-        for _, name, entry in added_entries(Tensor):
-            for function in _functions_or_itself(entry):
-                patches["torch.Tensor", name] = self.text_of(function, f"torch.Tensor {name}")
+        for (owner, name), entry in added_to_libraries(libraries).items():
+            texts = []
+            for added in _functions_or_itself(entry):
+                texts.append(self.text_of(added, f"{owner} {name}"))
+            patches[owner, name] = " ".join(texts)
         return patches
 
 
@@ -430,13 +428,6 @@ def _functions_or_itself(entry: object) -> list[object]:
     """Return the functions that an entry of a class wraps, or the entry itself without any."""
     functions: list[object] = [*functions_in(entry)]
     return functions or [entry]
-
-
-def _replaces_library(value: object) -> bool:
-    """Return whether a function or class in a library is of no installed package."""
-    if issubclass(type(value), type):
-        return is_own_class(cast(type, value))
-    return is_of_user(value)
 
 
 def _libraries_read(libraries: Collection[str]) -> set[str]:

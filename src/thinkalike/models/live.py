@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import fields
@@ -19,8 +21,8 @@ from thinkalike.config.parts import model_settings
 from thinkalike.config.schema import declared_of
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.assembly import at_sites, check_settings, frozen_model
-from thinkalike.models.copies import copied, has_added_code
-from thinkalike.models.description import bytes_of
+from thinkalike.models.copies import bytes_spanned, copied, has_added_code, tensors_held
+from thinkalike.models.description import Description, bytes_of
 from thinkalike.models.families import (
     DEFAULT_CONTEXT,
     FAMILIES,
@@ -46,6 +48,7 @@ from thinkalike.models.module_facts import (
 )
 from thinkalike.models.precision import cast_weights
 from thinkalike.models.survey import added_outputs_off, explaining_pass_errors
+from thinkalike.models.traits import described_traits
 from thinkalike.processes import doing
 
 if TYPE_CHECKING:
@@ -59,6 +62,15 @@ PADDING_ROWS = 256
 
 # The share of the ids of two tokenizers of one vocabulary that stand for the same token.
 SAME_SHARE = 0.9
+
+# A type whose entries have so many bytes, and which every device can copy.
+INTEGER_OF_SIZE = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+    16: torch.complex128,
+}
 
 
 class _Live(NamedTuple):
@@ -133,7 +145,12 @@ def _has_code_of_user(live: _Live) -> bool:
     from thinkalike.models.adapters import PEFT
 
     own_package = PEFT if live.is_adapted else ""
-    return any(has_added_code(module, own_package) for module in live.module.modules())
+    if any(has_added_code(module, own_package) for module in live.module.modules()):
+        return True
+    # Code may also be where no attribute of a module holds it, as in a function of a library.
+    description = Description(live.module)
+    described_traits(live.module, description)
+    return not description.is_complete
 
 
 def _checked_model(
@@ -332,41 +349,55 @@ def _check_copy(model: FrozenModel, original: PreTrainedModel, expected: torch.T
 
 
 def _check_own_weights(model: FrozenModel, original: nn.Module) -> None:
-    """Raise a ModelError if a copy of a model computes with weights or buffers of the model.
+    """Raise a ModelError if a copy of a model computes with tensors of the model.
 
     Code of the user may hold them where copying does not look, such as in a weak reference or a
     NumPy array. So the numbers themselves are set to zero for a pass of the copy, and no module of
-    the copy may then give another output. Logits alone would not show all: a norm can remove what
-    such code does to a state.
+    the copy may then give another output, or fail. Logits alone would not show all: a norm can
+    remove what such code does to a state.
 
     Args:
         model: The copy.
         original: The model that was copied.
     """
-    before = _outputs_of_modules(model)
-    with _without_weights(original):
-        without_original = _outputs_of_modules(model)
-    if without_original == before:
+    before: dict[str, list[str]] = {}
+    without_original: dict[str, list[str]] = {}
+    _note_outputs(model, before)
+    has_failed = False
+    with _without_numbers(original):
+        try:
+            _note_outputs(model, without_original)
+        except (
+            Exception
+        ) as error:  # code of the user may raise any, such as for a division by zero
+            if isinstance(error, MemoryError) or "memory" in str(error):
+                raise
+            has_failed = True
+    if without_original == before and not has_failed:
         return
     # Sums on a GPU may round differently in each pass, which shows nothing.
-    again = _outputs_of_modules(model)
+    again: dict[str, list[str]] = {}
+    _note_outputs(model, again)
     for path, outputs in before.items():
         if outputs == again.get(path) and outputs != without_original.get(path):
             place = path or type(model.module).__name__
             raise ModelError(
                 f"{model.name}: a copy of it computes with weights of the original from {place} "
                 "on, as code of your own holds them where they are not copied, such as in a weak "
-                "reference, a NumPy array or an object; make the module a default argument of "
-                "that code, or save the model and give its folder"
+                "reference, a NumPy array, an object, a class or a function of a library; make "
+                "the module a default argument of a hook or forward that runs this code, or save "
+                "the model and give its folder"
             )
 
 
-def _outputs_of_modules(model: FrozenModel) -> dict[str, list[str]]:
-    """Return digests of what each module of a model gives for a long row of sample tokens.
+def _note_outputs(model: FrozenModel, outputs: dict[str, list[str]]) -> None:
+    """Note digests of what each module of a model gives for a long row of sample tokens.
 
-    Keys are the paths of the modules, and a module has a digest for each time that it runs.
+    Args:
+        model: The model.
+        outputs: It is filled with the digests by the paths of modules: one for each time that the
+            module runs.
     """
-    outputs: dict[str, list[str]] = {}
 
     def record(path: str, module: nn.Module, args: object, output: object) -> None:
         main_output = None
@@ -381,29 +412,82 @@ def _outputs_of_modules(model: FrozenModel) -> dict[str, list[str]]:
             hooks.enter_context(module.register_forward_hook(functools.partial(record, path)))
         with explaining_pass_errors(model.name):
             model.full(long_sample_row(model, model.context))
-    return outputs
 
 
 @contextlib.contextmanager
-def _without_weights(module: nn.Module) -> Iterator[None]:
-    """Set all weights and buffers of a model to zero while the context is open.
+def _without_numbers(module: nn.Module) -> Iterator[None]:
+    """Set all tensors that a model holds to zero while the context is open.
 
-    The numbers themselves are set to zero, and restored from a copy. Packed weights and other
-    subclasses of `nn.Parameter` keep their values.
+    The numbers themselves are set to zero, and restored from a copy. Those in memory that cannot
+    be written, as of a file that is mapped to read it, cannot change: there, the tensor is given
+    zeros in other memory. A tensor of a subclass that has no memory of its own keeps its values.
     """
-    storages: dict[int, torch.UntypedStorage] = {}  # by address, since weights may share numbers
-    for tensor in [*module.parameters(), *module.buffers()]:
-        if type(tensor) in (torch.Tensor, nn.Parameter) and not tensor.is_meta:
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage
-    storages_with_values = [(storage, storage.clone()) for storage in storages.values()]
+    values: list[tuple[torch.Tensor, torch.Tensor]] = []
+    read_only: list[tuple[torch.Tensor, torch.Tensor]] = []
+    seen: set[tuple[object, ...]] = set()
+    for tensor in tensors_held(module):
+        numbers = _numbers_of(tensor)
+        if numbers is None:
+            continue
+        if not _can_be_written(numbers):
+            read_only.append((tensor, tensor.data))
+            continue
+        place = (numbers.data_ptr(), numbers.shape, numbers.stride(), numbers.dtype)
+        if place not in seen:  # tensors may share numbers
+            seen.add(place)
+            values.append((numbers, numbers.clone()))
     try:
-        for storage, _ in storages_with_values:
-            storage.fill_(0)  # type: ignore[attr-defined]
+        for numbers, _ in values:
+            numbers.zero_()
+        for tensor, data in read_only:
+            tensor.data = torch.zeros_like(data)
         yield
     finally:
-        for storage, values in storages_with_values:
-            storage.copy_(values)
+        for numbers, kept in values:
+            numbers.copy_(kept)
+        for tensor, data in read_only:
+            tensor.data = data
+
+
+def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the numbers of a tensor as a tensor of integers in the same memory.
+
+    To write it changes no counter of changes that autograd reads. Entries that stand for the same
+    number, as after `expand`, are in it once. None: the tensor has no memory of its own.
+    """
+    start, end = bytes_spanned(tensor)
+    if start == end:
+        return None
+    numbers = torch.empty(0, dtype=INTEGER_OF_SIZE[tensor.element_size()], device=tensor.device)
+    numbers.set_(  # type: ignore[call-overload]
+        tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+    )
+    for axis, stride in enumerate(numbers.stride()):
+        if stride == 0:
+            numbers = numbers.narrow(axis, 0, 1)
+    return numbers
+
+
+def _can_be_written(numbers: torch.Tensor) -> bool:
+    """Return whether the memory of a tensor can be written.
+
+    The operating system is asked to write the first and the last byte as they are: to write them
+    here would end the process if they are read-only.
+    """
+    if numbers.device.type != "cpu" or not hasattr(os, "readv"):
+        return True
+    start, end = bytes_spanned(numbers)
+    reader, writer = os.pipe()
+    try:
+        for address in (start, end - 1):
+            os.write(writer, ctypes.string_at(address, 1))
+            os.readv(reader, [(ctypes.c_char * 1).from_address(address)])
+    except OSError:
+        return False
+    finally:
+        os.close(reader)
+        os.close(writer)
+    return True
 
 
 def _family_of(module: PreTrainedModel) -> Family:

@@ -1,18 +1,24 @@
-"""Which functions of libraries that run models somebody has replaced in this process.
+"""Which code of no installed package the libraries that run models hold in this process.
 
-A model that is given by name is described by its files, and they do not tell what a replaced
-function of its library does.
+Somebody may have replaced a function of a library, or put one into a table of functions, such as
+that of transformers for masks of attention. A model that is given by name is described by its
+files, and they do not tell what such code does. Nor do the modules of a model in memory.
 """
 
 from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import ModuleType
-from typing import cast
+from typing import NamedTuple
 
-from thinkalike.code_text import entries_added_to, is_of_user, is_own_class, names_in_library
+from thinkalike.code_text import (
+    entries_added_to,
+    is_of_user,
+    is_own_class,
+    names_in_library,
+)
 
 # The modules of libraries that compute in a pass, by the beginning of their names.
 OF_PASSES = (
@@ -30,94 +36,162 @@ OF_PASSES = (
     "causal_conv1d",
 )
 
-# For each class and module: its entries when it was last searched, and the names of those that
-# were replaced.
-_searched: dict[str, tuple[list[object], list[str]]] = {}
+# For each class and module: its entries when it was last searched, its tables and their entries,
+# and the code of users in both.
+_searched: dict[str, _Searched] = {}
 
 # Hooks that torch runs around the pass of every module.
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
+class _Searched(NamedTuple):
+    """What was found in a class or module of a library.
+
+    Attributes:
+        entries: Its entries.
+        tables: The containers among them, and the objects with attributes, by name.
+        contents: What the tables held.
+        added: The code of users by the name under which it is.
+    """
+
+    entries: list[object]
+    tables: dict[str, object]
+    contents: list[object]
+    added: dict[str, object]
+
+
 def patched_names() -> list[str]:
     """Return the names of functions, classes and methods of model libraries that were replaced.
 
-    An example is "torch.nn.modules.normalization.LayerNorm.forward". Only replacements by code
-    that belongs to no installed package count. Hooks around all modules, and modes that see each
-    operation of torch, are named as well. The list is empty if this process has not loaded torch.
+    An example is "torch.nn.modules.normalization.LayerNorm.forward". The names are those of
+    `added_to_libraries`.
+    """
+    return sorted({f"{owner}.{name}" for owner, name in added_to_libraries()})
+
+
+def added_to_libraries(further: Collection[str] = ()) -> dict[tuple[str, str], object]:
+    """Return code that belongs to no installed package, and that libraries of models may run.
+
+    It has replaced a function, a class or a method, or it is in a table of functions of a library.
+    Hooks around all modules, and modes that see each operation of torch, are such code as well.
+    Keys are (module or class of a library, name in it). The result is empty if this process has
+    not loaded torch.
+
+    Args:
+        further: Names of modules that are searched beside the libraries that compute in a pass.
     """
     if "torch" not in sys.modules:
-        return []
-    return sorted({*_patched_modules(), *_global_code()})
-
-
-def _patched_modules() -> Iterator[str]:
-    """Yield the names of replaced functions, classes and methods in the libraries of models."""
+        return {}
     import torch
 
-    yield from _names_of_replaced_entries(torch.Tensor, "torch.Tensor")
+    added = _added_to(torch.Tensor, "torch.Tensor")
     for library, module in list(sys.modules.items()):
-        if library != "torch" and not library.startswith(OF_PASSES):
+        is_library = library == "torch" or library.startswith(OF_PASSES) or library in further
+        if not is_library or not isinstance(module, ModuleType):
             continue
-        yield from _names_of_replaced_entries(module, library)
+        added |= _added_to(module, library)
         for value in list(vars(module).values()):
             # `isinstance` would make deprecated values of torch warn.
-            if not issubclass(type(value), type) or value.__module__ != library:
-                continue
-            if issubclass(value, torch.nn.Module):
-                # Only its own entries: base classes are checked in the libraries that define them.
-                yield from _names_of_replaced_entries(value, f"{library}.{value.__qualname__}")
+            is_own = issubclass(type(value), type) and value.__module__ == library
+            # Python makes a function of a named tuple from text, which is of no module.
+            if is_own and not issubclass(value, tuple):
+                # Only its own entries: base classes are searched where they are defined.
+                added |= _added_to(value, f"{library}.{value.__qualname__}")
+    return added | _global_code()
 
 
-def _names_of_replaced_entries(owner: type | ModuleType, owner_name: str) -> list[str]:
-    """Return the names of entries of a class or module of a library that were replaced.
+def _added_to(owner: type | ModuleType, owner_name: str) -> dict[tuple[str, str], object]:
+    """Return the code of users in a class or module of a library, see `added_to_libraries`.
 
-    The result is cached, and computed again only if the entries are not the same objects as in the
-    call before. Names begin with `owner_name`, such as "torch.Tensor".
+    It is searched again only if an entry, or an entry of one of its tables, is not the same object
+    as in the call before.
     """
-    entries = vars(owner)
-    values = list(entries.values())
-    if owner_name in _searched:
-        earlier_values, earlier_names = _searched[owner_name]
-        is_same_count = len(earlier_values) == len(values)
-        if is_same_count and all(map(operator.is_, earlier_values, values)):
-            return earlier_names
-    if isinstance(owner, ModuleType):
-        names = _replaced_in_module(owner_name, entries)
-    else:
-        names = [f"{owner_name}.{name}" for name, _ in entries_added_to(owner)]
-    _searched[owner_name] = (values, names)
-    return names
+    entries = list(vars(owner).values())
+    searched = _searched.get(owner_name)
+    if searched is None or not _are_same(searched.entries, entries):
+        searched = _Searched(entries, _tables_in(owner), [], {})
+    contents: list[object] = []
+    for table in searched.tables.values():
+        contents += _contents(table).values()
+    is_known = searched is _searched.get(owner_name) and _are_same(searched.contents, contents)
+    if not is_known:
+        searched = _Searched(entries, searched.tables, contents, {})
+        if isinstance(owner, ModuleType):
+            searched.added.update(_replaced_in_module(owner_name, vars(owner)))
+        else:
+            searched.added.update(entries_added_to(owner))
+        for name, table in searched.tables.items():
+            for key, value in _contents(table).items():
+                if callable(value) and is_of_user(value):
+                    searched.added[f"{name}[{key}]"] = value
+        _searched[owner_name] = searched
+    return {(owner_name, name): value for name, value in searched.added.items()}
 
 
-def _replaced_in_module(library: str, entries: Mapping[str, object]) -> list[str]:
-    """Return the names of functions and classes in a module that its library does not have.
+def _are_same(first: list[object], second: list[object]) -> bool:
+    """Return whether two lists hold the same objects."""
+    return len(first) == len(second) and all(map(operator.is_, first, second))
+
+
+def _tables_in(owner: type | ModuleType) -> dict[str, object]:
+    """Return the entries of a class or module of a library that may hold functions, by name.
+
+    These are dictionaries and lists, and objects of a library's class with attributes.
+    """
+    tables = {}
+    for name, value in list(vars(owner).items()):
+        kind = type(value)
+        is_of_library = kind.__module__.startswith(OF_PASSES) and kind.__dictoffset__ != 0
+        is_table = issubclass(kind, dict | list) or is_of_library
+        if is_table and not issubclass(kind, type | ModuleType) and not name.startswith("__"):
+            tables[name] = value
+    return tables
+
+
+def _contents(table: object) -> dict[object, object]:
+    """Return what a dictionary, a list or an object holds, by its key, number or attribute.
+
+    Of an object that holds dictionaries, it is what these hold. A dictionary is read as such, as a
+    library's class may make what it holds only when it is asked for it.
+    """
+    if isinstance(table, dict):
+        return dict(dict.items(table))
+    if isinstance(table, list):
+        return dict(enumerate(list.__iter__(table)))
+    contents: dict[object, object] = {}
+    for name, value in list(object.__getattribute__(table, "__dict__").items()):
+        if isinstance(value, dict):
+            contents |= {(name, key): entry for key, entry in dict.items(value)}
+        else:
+            contents[name] = value
+    return contents
+
+
+def _replaced_in_module(
+    library: str, entries: Mapping[str, object]
+) -> Iterator[tuple[str, object]]:
+    """Yield the names of functions and classes that replace those of a module, and what they are.
 
     A name that the code of the library does not use replaces nothing.
     """
-    names = []
     for name, value in list(entries.items()):
-        if not callable(value) or name not in names_in_library(library):
-            continue
-        is_class = issubclass(type(value), type)
-        if is_class:
-            is_replacement = is_own_class(cast(type, value))
-        else:
-            is_replacement = is_of_user(value)
-        if is_replacement:
-            names.append(f"{library}.{name}")
-    return names
+        if callable(value) and name in names_in_library(library) and is_of_user(value):
+            yield name, value
 
 
-def _global_code() -> Iterator[str]:
-    """Yield the names of hooks around all modules, and of modes that see operations of torch."""
+def _global_code() -> dict[tuple[str, str], object]:
+    """Return hooks around all modules, and modes that see operations of torch, of users."""
     from torch.nn.modules import module as torch_module
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+    added: dict[tuple[str, str], object] = {}
     for name in GLOBAL_HOOKS:
-        if any(map(is_of_user, getattr(torch_module, name).values())):
-            yield f"torch.nn.modules.module.{name}"
+        hooks = [hook for hook in getattr(torch_module, name).values() if is_of_user(hook)]
+        if hooks:
+            added["torch.nn.modules.module", name] = hooks
     modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-    for mode in modes:
+    for number, mode in enumerate(modes):
         if is_own_class(type(mode)):
-            yield f"the mode {type(mode).__qualname__}"
+            added["torch", f"the mode {type(mode).__qualname__} ({number})"] = mode
+    return added

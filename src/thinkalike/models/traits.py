@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from thinkalike.code_text import is_of_user
 from thinkalike.models.description import NO_VALUES, Description, Trait
 from thinkalike.models.module_facts import entries_of
+from thinkalike.models.patched_libraries import GLOBAL_HOOKS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,29 +56,21 @@ def described_traits(module: nn.Module, description: Description) -> dict[Trait,
             traits[path, name] = text
     # Hooks that torch runs around the pass of every module.
     description.owner = "libraries"
-    for name in ("_global_forward_hooks", "_global_forward_pre_hooks"):
+    for name in GLOBAL_HOOKS:
         hooks = getattr(torch_module, name)
         if hooks:
             traits["torch", name] = description.text_of(list(hooks.values()), name)
-    return traits | description.patches() | _trait_of_attention(module, description)
+    return traits | description.patches() | _trait_of_attention(module)
 
 
-def _trait_of_attention(module: nn.Module, description: Description) -> dict[Trait, str]:
+def _trait_of_attention(module: nn.Module) -> dict[Trait, str]:
     """Return one trait: the name of the function that computes attention in a model.
 
-    For a function that a user added to those of transformers, the text also describes its code.
-    The result is {} if the configuration names no function.
+    A function of a user under this name is described with the code that libraries run. The result
+    is {} if the configuration names no function.
     """
     name = getattr(getattr(module, "config", None), "_attn_implementation", None)
-    if not isinstance(name, str):
-        return {}
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    function = ALL_ATTENTION_FUNCTIONS.get(name)
-    text = name
-    if is_of_user(function):
-        text = f"{name} {description.text_of(function, 'attention')}"
-    return {("", "attention"): text}
+    return {("", "attention"): name} if isinstance(name, str) else {}
 
 
 def traits_that_differ(first: nn.Module, second: nn.Module) -> dict[Trait, tuple[str, str]]:
