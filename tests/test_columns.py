@@ -7,7 +7,6 @@ import pytest
 
 import tiny
 from conftest import ROOT, smallest_words
-from thinkalike.catalogue import FORMER_COLUMNS
 from thinkalike.config import MEASURES, compose_job, instrument
 from thinkalike.instruments import run_job
 from thinkalike.registry import CORE, layer_measures
@@ -62,13 +61,13 @@ def unexplained(kind: str, names) -> list[str]:
 
 def test_every_instrument_of_the_registry_has_a_section():
     assert {*SECTIONS} - {"stitching"} == {entry.kind for entry in CORE.measures}
-    assert {*FORMER_COLUMNS} <= {*SECTIONS}
+    assert {*CORE.former_columns} <= {*SECTIONS}
 
 
-@pytest.mark.parametrize("kind", FORMER_COLUMNS)
+@pytest.mark.parametrize("kind", CORE.former_columns)
 def test_every_name_that_replaces_a_former_one_is_explained(kind):
     names = []
-    for present in FORMER_COLUMNS[kind]:
+    for present in CORE.former_columns[kind]:
         is_table = present.endswith(".csv")
         names.append(present if is_table else present.rpartition(".")[2])
     if SECTIONS[kind] == "Layer pairs":

@@ -20,6 +20,7 @@ from thinkalike.config import TrainerConfig
 from thinkalike.errors import ConfigError, DataError, ModelError, ResourceError
 from thinkalike.evaluation.moments import batch_rows_of_moments
 from thinkalike.evaluation.stitched_losses import document_sums, largest_evaluation_batch
+from thinkalike.instruments.stitching.reporting import ShuffledMap
 from thinkalike.memory import (
     FRAGMENTATION,
     USABLE_SHARE,
@@ -378,6 +379,7 @@ def test_a_step_that_fits_in_no_part_is_refused(rows, run, memory, changes):
 
 def report(module, rows, *at_once):
     maps = {"stitch": list(module.stitches), "identity": [torch.nn.Identity()] * len(PAIRS)}
+    maps["shuffled"] = [ShuffledMap(phi, seed=0) for phi in module.stitches]
     return document_sums(*module.models, PAIRS, maps, tiny.token_rows(rows), *at_once)
 
 
@@ -388,6 +390,17 @@ def test_the_report_ignores_how_many_pairs_run_together(rows):
     for pairs in (1, 4):
         parts = report(module, rows, 4, pairs)
         assert parts.keys() == whole.keys()
+        for name, value in whole.items():
+            torch.testing.assert_close(parts[name], value, atol=1e-4, rtol=1e-6)
+
+
+def test_the_report_ignores_how_many_rows_are_read_together(rows):
+    """Their number follows from the memory that is free, which is in no key."""
+    module, rows = training(), rows[:6]
+    whole = report(module, rows, 6)
+    assert (whole["shuffled"] - whole["stitch"]).abs().min() > 1e-3, "control"
+    for batch_rows in (1, 4):
+        parts = report(module, rows, batch_rows)
         for name, value in whole.items():
             torch.testing.assert_close(parts[name], value, atol=1e-4, rtol=1e-6)
 

@@ -1,6 +1,6 @@
 """What contrib adds to the command line: instruments, model settings, groups and experiments."""
 
-from thinkalike.registry import KindEntry, ObjectReference, Registered
+from thinkalike.registry import OF_TEXT, KindEntry, ObjectReference, Registered
 
 STUDIES = Registered(
     tasks=(
@@ -29,4 +29,5 @@ STUDIES = Registered(
     },
     conf={"contrib": ObjectReference("thinkalike.contrib", "CONF")},
     experiment=ObjectReference("thinkalike.contrib.papers", "paper_experiment"),
+    former_columns={"pretraining": OF_TEXT, "sae": OF_TEXT},
 )

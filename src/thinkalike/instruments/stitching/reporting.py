@@ -42,7 +42,7 @@ LEAST_COST = 1e-6
 
 @dataclass(frozen=True)
 class ShuffledMap:
-    """φ on the states of other tokens of the batch.
+    """φ on the states of other tokens of the same row of text.
 
     Attributes:
         phi: The map φ.
@@ -53,15 +53,15 @@ class ShuffledMap:
     seed: int
 
     def __call__(self, states: Float[Tensor, "b t d"]) -> Float[Tensor, "b t e"]:
-        """Map the states by φ, and give each token the mapped state of a random token.
+        """Map the states by φ, and give each token the mapped state of a random token of its row.
 
-        The random order is the same for every batch of the same size.
+        All rows of one length have the same random order. So a row's result does not depend on the
+        rows that are read with it, whose number follows from the memory that is free.
         """
         mapped = self.phi(states)
-        mapped_rows = mapped.flatten(0, 1)  # (b t, e)
         generator = torch.Generator().manual_seed(self.seed)
-        order = torch.randperm(len(mapped_rows), generator=generator)
-        return mapped_rows[order.to(mapped_rows.device)].view_as(mapped)
+        order = torch.randperm(mapped.shape[-2], generator=generator)
+        return mapped[..., order.to(mapped.device), :]
 
 
 def report_sums(
@@ -127,7 +127,7 @@ def _maps_of_source(
 
     These are the trained maps φ of every seed, φ after half of the steps and at other learning
     rates, and the identity, if both models have one width. If controls are asked for, there are
-    also closed-form maps, and φ whose outputs are shuffled over tokens.
+    also closed-form maps, and φ whose outputs are shuffled over the tokens of each row.
 
     Args:
         closed_forms: The closed forms of the source's states.
