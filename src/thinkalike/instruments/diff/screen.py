@@ -299,6 +299,7 @@ def effects_in_words(
     rows: pd.DataFrame,
     all_rows: pd.DataFrame,
     is_repeated: bool = False,
+    which: str = "",
 ) -> str:
     """Return in words the effects of exchanging single modules, or outputs, between the models.
 
@@ -318,6 +319,7 @@ def effects_in_words(
         all_rows: The rows of all that were exchanged.
         is_repeated: Whether a sentence of the same form came before, so that a shorter one is
             enough.
+        which: Which ones were exchanged, such as ", of 8 that were exchanged"; "" if it was all.
     """
     effects = all_rows[["restoring_effect", "transplanting_effect"]].dropna()
     if (effects.abs() < LEAST_EFFECT).all(axis=None):
@@ -344,10 +346,10 @@ def effects_in_words(
     for name, (_, row) in zip(names, rows.iterrows(), strict=True):
         shares.append(f"{name}: {_value_with_interval(row, 'mean_effect', '.0%')}")
     if is_repeated:
-        return f"The same share for one {what}: {', '.join(shares)}."
+        return f"The same share for one {what}{which}: {', '.join(shares)}."
     return (
         f"Share of the KL that disappears when one {what} of the base is put back, or appears "
-        "when one of the changed model is put into the base (mean of both): "
+        f"when one of the changed model is put into the base (mean of both{which}): "
         f"{', '.join(shares)}."
     )
 
@@ -463,7 +465,11 @@ def _effects_of_outputs(what: str, rows: pd.DataFrame, is_repeated: bool) -> str
             names.append(f"head {row['layer']}.{row['head']:.0f}")
         else:
             names.append(f"{components[row['output']]} {row['layer']}")
-    return effects_in_words(what, names, named, rows, is_repeated)
+    which = f", of {len(rows)} that were exchanged"
+    if what == "head":
+        layers = [str(layer) for layer in sorted(rows["layer"].unique())]
+        which = f", of the {len(rows)} of attention {' and '.join(layers)}"
+    return effects_in_words(what, names, named, rows, is_repeated, which)
 
 
 def _sentences_about_tokens(

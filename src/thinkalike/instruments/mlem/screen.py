@@ -293,13 +293,20 @@ def _beyond_chance_in_words(profiles: pd.DataFrame) -> str:
             f"No feature matters beyond chance: the lowest p is {p.min():.2g}, corrected for all "
             "layers and features."
         )
-    counts = []
-    for feature, rows in significant.groupby("feature", sort=False):
-        counts.append(f"{feature} in {len(rows)}")
-    return (
+    counts = significant["feature"].value_counts()  # features in no layer are not in it
+    features = profiles["feature"].unique()
+    most_first = sorted(features, key=lambda feature: -counts.get(feature, 0))
+    layers_by_feature = [f"{feature} in {counts.get(feature, 0)}" for feature in most_first]
+    sentence = (
         f"Beyond chance (p ≤ {SIGNIFICANT}, corrected for all layers and features) in this many "
-        f"of {profiles['layer'].nunique()} layers: {', '.join(counts)}."
+        f"of {profiles['layer'].nunique()} layers: {', '.join(layers_by_feature)}."
     )
+    if len(counts) < len(features):
+        sentence += (
+            " A feature in 0 layers shapes no distances that these stimuli can show; a probe may "
+            "still decode it."
+        )
+    return sentence
 
 
 def _rows_given_word(profiles: pd.DataFrame) -> list[pd.Series]:
