@@ -186,6 +186,19 @@ def test_the_joint_t_is_students_of_one_and_exact_of_several():
     assert float(found[1]) == pytest.approx(student_t(0.95, 9), rel=0.03), "five times the same value is one"
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_a_value_whose_replicates_differ_by_rounding_alone_does_not_widen_the_others(scale):
+    """So is the similarity of the last checkpoint to itself, whose last bits differ between machines."""
+    replicates = torch.randn(10, 3).double()
+    ones = 1 + torch.randint(-2, 3, (10, 2)).double() * torch.finfo(torch.float64).eps
+    assert ones.std(0).min() > 0, "control"
+    expected = simultaneous_t(scale * replicates)
+    assert simultaneous_t(scale * torch.cat([replicates, ones], 1)) == expected
+    assert simultaneous_t(scale * ones) == 0
+    barely = 1 + 1e-6 * torch.randn(10, 2).double()
+    assert simultaneous_t(scale * torch.cat([replicates, barely], 1)) > 1.01 * expected, "control"
+
+
 @pytest.mark.parametrize("levels", [2, 3])
 def test_probes_answer_the_nearest_mean_under_shrinkage(levels):
     labels, fold_of = torch.randint(levels, (90,)), torch.arange(90) % 3

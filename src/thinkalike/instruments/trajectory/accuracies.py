@@ -19,7 +19,7 @@ from thinkalike.measures.bootstrap import drawn_counts, sum_by_document
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife
 from thinkalike.measures.folds import splits
 from thinkalike.measures.mlem.importance import regrouped
-from thinkalike.measures.sample_size import FEWEST_GROUPS
+from thinkalike.measures.sample_size import FEWEST_GROUPS, RELATIVE_ROUNDING
 from thinkalike.measures.seeds import seeded
 
 SHRINKAGE = 0.1
@@ -127,7 +127,8 @@ def simultaneous_t(
     of freedom and the correlation of the replicates. T is drawn: Tₛ = Σ g d / √(Σ d²) / √(χ² /
     (b - 1)), with sums over the b replicates, standard normal g, and d the deviations of a value's
     replicates from their mean (Hothorn, Bretz & Westfall 2008). For a single value it is Student's
-    t up to the error of drawing. A value whose replicates are all equal is ignored.
+    t up to the error of drawing. A value whose replicates are all equal up to rounding is ignored,
+    as the similarity of a checkpoint to itself is.
 
     Args:
         replicates: b replicates of s values, in each of r families.
@@ -135,7 +136,11 @@ def simultaneous_t(
         draws: How many T are drawn.
     """
     b, s, *families_shape = replicates.shape
-    deviations = (replicates - replicates.mean(0)).double().cpu().reshape(b, s, -1)
+    wide_replicates = replicates.double().cpu().reshape(b, s, -1)
+    deviations = wide_replicates - wide_replicates.mean(0)
+    magnitudes = wide_replicates.abs().amax(0)  # (s, families)
+    is_rounding = deviations.abs().amax(0) <= RELATIVE_ROUNDING * magnitudes
+    deviations = deviations.where(~is_rounding, 0.0)
     generator = seeded(0)
     normal = torch.randn(draws, b, generator=generator, dtype=torch.float64)
     squares = torch.randn(draws, b - 1, generator=generator, dtype=torch.float64).square()
