@@ -20,7 +20,7 @@ from thinkalike.config.schema import (
     extended,
     setting,
 )
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, ModelError
 from thinkalike.plugins import is_plugin
 from thinkalike.shards.index import holds_states
 
@@ -187,6 +187,18 @@ class ModelConfig(Checked, part="model"):
     def holds_states(self) -> bool:
         """Whether its path is a folder of states, which a model computed elsewhere."""
         return holds_states(self.path)
+
+    def check_has_weights(self) -> None:
+        """Check that it can run.
+
+        Raises:
+            ModelError: It is a folder of states, which a model computed elsewhere.
+        """
+        if self.holds_states:
+            raise ModelError(
+                f"model={self.path} is a folder of states, which has no weights to run: "
+                "measure=cka and its kin, r2, ruler, mlem and rsa compare it"
+            )
 
     def fixed_by(self, shape: Mapping[str, object]) -> dict[str, tuple[object, object]]:
         """Return the settings that the files of a bundled model decide.

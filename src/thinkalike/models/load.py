@@ -33,7 +33,6 @@ from thinkalike.models.model_config import configured
 from thinkalike.models.module_facts import Checkpoint
 from thinkalike.models.plausible import check_rope
 from thinkalike.processes import doing
-from thinkalike.shards.index import holds_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -155,11 +154,7 @@ def load_model(
     if isinstance(config, LoadedModelConfig):
         return at_sites(cast(FrozenModel, config.loaded), config, name)
     one_of("model.family", config.family, ("auto", *FAMILIES))
-    if holds_states(config.path):
-        raise ModelError(
-            f"model={config.path} is a folder of states, which has no weights to run: measure=cka "
-            "and its kin, r2, ruler, mlem and rsa compare it"
-        )
+    config.check_has_weights()
     with explaining_loading_errors(config), doing(f"model {name}"):
         return at_sites(_load_checkpoint(config, name), config, name)
 

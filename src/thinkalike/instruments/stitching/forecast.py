@@ -69,7 +69,12 @@ def passes_of_job(config: StitchJob, shapes: Shapes) -> list[Passes]:
     Args:
         config: The job.
         shapes: The shapes of the models, "model" (the source) and "target".
+
+    Raises:
+        ModelError: A model is a folder of states, which cannot be stitched.
     """
+    config.model.check_has_weights()
+    config.target.check_has_weights()
     source = shapes["model"]
     target = shapes["target"]
     pairs = pairs_of_layers(config.layers, source.layers, target.layers)
