@@ -254,6 +254,7 @@ def test_a_forecast_does_not_make_the_batch_that_it_foretells(slow, rows):
     assert job.seconds >= small.seconds * rows / 4096
 
 
+@pytest.mark.ci_slow
 def test_a_function_takes_a_budget(slow, caplog):
     """Models of transformers in memory have one, too. What it chose shows without any set-up of logging."""
     folder = ASSETS / "neox-4l-mini"

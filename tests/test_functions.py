@@ -149,6 +149,7 @@ def test_a_keyword_is_refused_by_a_measure_that_takes_no_such_value():
         thinkalike.compare("gpt2-mini", "gpt2-mini-s1", measure="diff", null=False)
 
 
+@pytest.mark.ci_slow
 def test_a_bridge_is_the_model_that_it_wraps():
     bridge, tokens = bridged(), torch.randint(1000, (2, 16))
     before, (_, cache) = bridge(tokens), bridge.run_with_cache(tokens)
@@ -229,6 +230,7 @@ def test_a_hook_in_a_bridge_that_holds_a_weight_holds_that_of_the_copy():
     assert torch.equal(model.full(tokens), expected)
 
 
+@pytest.mark.ci_slow
 def test_a_model_in_memory_is_keyed_by_what_it_is():
     module = transformers.AutoModelForCausalLM.from_pretrained(ASSETS / "gpt2-mini", dtype=torch.float32)
     given = (module, load_model("gpt2-mini").tokenizer)

@@ -326,6 +326,7 @@ def run(tmp_path, nothing_in_use):
     return TrainingRun(tmp_path, CPU, TrainerConfig(checkpoint_every=2))
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(("part", "precision"), [((1, 5), "32-true"), ((2, 9), "bf16-mixed")])
 def test_a_limit_trains_the_same_stitches(rows, run, tmp_path, part, precision, caplog):
     caplog.set_level(logging.INFO, "thinkalike")

@@ -226,6 +226,7 @@ def test_rows_that_one_model_lacks_are_left_out(base, changed, cli, text_files):
     assert run.result.scalars["kl"] < 1e-9
 
 
+@pytest.mark.ci_slow
 def test_a_certificate_tries_changed_tokens_that_the_text_lacks(base, changed, cli, text_files):
     cutter = tiny.tokenizer()
     text = " ".join(path.read_text() for path in text_files.glob("*.txt"))

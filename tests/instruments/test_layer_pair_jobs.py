@@ -87,7 +87,7 @@ METRICS = {  # the words of a measure, and what it computes from batches
 }
 
 
-@pytest.mark.parametrize("name", with_slow(METRICS, "mutual_knn given", "procrustes"))
+@pytest.mark.parametrize("name", with_slow(METRICS, "cka given", "mutual_knn given", "procrustes"))
 def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, cli, words, pair, minis, tmp_path):
     more, new = METRICS[name]
     done, metric = cli("analyze.py", *words, *pair, *more), new()

@@ -287,7 +287,13 @@ def agree(one, other):
 
 
 @pytest.mark.parametrize(
-    ("n", "null", "given"), [(150, 0, "none"), (601, 2, "none"), (150, 2, "token"), (601, 0, "token")]
+    ("n", "null", "given"),
+    [
+        (150, 0, "none"),
+        (601, 2, "none"),
+        (150, 2, "token"),
+        pytest.param(601, 0, "token", marks=pytest.mark.ci_slow),
+    ],
 )
 def test_a_pair_of_three_models_has_the_bits_of_the_pair_alone(n, null, given):
     metrics, alones = (

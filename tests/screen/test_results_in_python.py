@@ -56,7 +56,9 @@ def results(tmp_path_factory):
 
 
 # others go the same way; that of a diff takes seconds
-@pytest.mark.parametrize("kind", ["cka", "mlem", pytest.param("diff", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("cka", marks=pytest.mark.ci_slow), "mlem", pytest.param("diff", marks=pytest.mark.slow)]
+)
 def test_print_of_a_result_is_the_screen_of_its_job(kind, cli, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     words = {

@@ -290,6 +290,7 @@ def penalty(source, target, phis, rows):
     return ((sums["stitch"] - sums["target"]) / sums["tokens"]).squeeze(1)
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("cut", [lambda model: model, MiddleModel])
 def test_least_squares_recovers_the_rotation_both_ways(planted, cut):
     (source, target), q, rows = map(cut, planted[:2]), *planted[2:]
