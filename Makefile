@@ -19,7 +19,7 @@ test: .venv/ready
 	$(PYTEST) $(ARGS)
 
 ci-slow: .venv/ready
-	$(PYTEST) -m ci_slow $(ARGS)
+	$(PYTEST) -m "ci_slow and not gpu" $(ARGS)
 
 slow: .venv/ready
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m slow $(ARGS)
