@@ -475,7 +475,10 @@ def test_a_feature_matters_only_where_states_depend_on_it(seed):
 
 @pytest.mark.ci_slow
 def test_what_is_beyond_chance_is_said_where_a_null_was_asked_for():
-    for strength, says in [(20, "layers: F in 1, G in 0. A feature in 0 layers"), (0, "No feature matters beyond chance")]:
+    for strength, says in [
+        (20, "layers: F in 1, G in 0. A feature in 0 layers"),
+        (0, "No feature matters beyond chance"),
+    ]:
         states, table = random_stimuli(1, strength)
         result = thinkalike.mlem(states, stimuli=table, references=0, alphas=[1.0], null=39)
         assert says in " ".join(str(result).split())
