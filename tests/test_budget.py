@@ -192,7 +192,7 @@ def test_a_long_job_is_announced_and_timing_it_takes_a_small_part_of_it(slow, mo
 
 def test_a_function_says_how_long_its_job_takes_unless_it_has_a_budget(slow, monkeypatch, capsys):
     monkeypatch.setattr(running, "may_take_long", lambda config: True)
-    monkeypatch.setattr(budget, "announcement", lambda config, chosen: f"about 4 hours; {sorted(chosen)}")
+    monkeypatch.setattr(running, "announcement", lambda config, chosen: f"about 4 hours; {sorted(chosen)}")
     small = {"texts": "stdlib", "evaluation_tokens": 2048}
     thinkalike.loss("neox-4l-mini", **small)
     assert "about 4 hours; ['evaluation_tokens']" in capsys.readouterr().err

@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import torch
+
 from thinkalike.config import JobConfig, SettingValues
 from thinkalike.config.groups import with_changes
 from thinkalike.errors import ConfigError
@@ -109,7 +111,12 @@ def announcement(config: JobConfig, chosen: Collection[str]) -> str:
     Args:
         config: The job.
         chosen: The keys of settings that were given, which a budget leaves as they are.
+
+    Raises:
+        ThinkalikeError: The job cannot be planned; it raises the same when it runs.
     """
+    if config.threads:
+        torch.set_num_threads(config.threads)  # as the job will have them
     plan = forecast(config, looks_up=config.store is not None)
     shapes = [shape for jobs in plan.missing for shape in shapes_of(jobs)]
     if max((shape.parameters for shape in shapes), default=0) < PARAMETERS_OF_SMALL_MODEL:

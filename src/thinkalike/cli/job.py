@@ -256,12 +256,8 @@ def _announce(config: JobConfig, chosen_keys: Sequence[str]) -> None:
     Args:
         chosen_keys: the settings that the user has chosen, which a budget leaves as they are.
     """
-    import torch
-
     from thinkalike.budget import announcement
 
-    if config.threads:
-        torch.set_num_threads(config.threads)  # as the job will have them
     line = announcement(config, chosen_keys)
     if line:
         log.info("%s", line)

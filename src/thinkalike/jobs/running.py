@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 
+from thinkalike.budget import announcement
 from thinkalike.config import JobConfig
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.global_state import isolated
@@ -75,12 +76,6 @@ def _say_how_long(job: Job, config: JobConfig) -> None:
     """
     if job.budget is not None:
         return
-    import torch
-
-    from thinkalike.budget import announcement
-
-    if config.threads:
-        torch.set_num_threads(config.threads)  # as the job will have them
     with contextlib.suppress(ThinkalikeError):  # which the job itself explains
         if may_take_long(config):
             chosen = [setting_of(field, job.does, job.instrument) for field in job.settings()]

@@ -20,6 +20,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.config.parts import model_settings
 from thinkalike.config.schema import declared_of
 from thinkalike.errors import ConfigError, ModelError
+from thinkalike.memory import out_of_memory_error
 from thinkalike.models.assembly import at_sites, check_settings, frozen_model
 from thinkalike.models.copies import bytes_spanned, copied, has_added_code, tensors_held
 from thinkalike.models.description import Description, bytes_of
@@ -367,10 +368,9 @@ def _check_own_weights(model: FrozenModel, original: nn.Module) -> None:
     with _without_numbers(original):
         try:
             _note_outputs(model, without_original)
-        except (
-            Exception
-        ) as error:  # code of the user may raise any, such as for a division by zero
-            if isinstance(error, MemoryError) or "memory" in str(error):
+        # Code of the user may raise any exception, such as for a division by zero.
+        except Exception as error:
+            if out_of_memory_error(error):
                 raise
             has_failed = True
     if without_original == before and not has_failed:

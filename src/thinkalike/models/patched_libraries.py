@@ -50,13 +50,13 @@ class _Searched(NamedTuple):
     Attributes:
         entries: Its entries.
         tables: The containers among them, and the objects with attributes, by name.
-        contents: What the tables held.
+        contents: What the tables held; None: the tables were not searched yet.
         added: The code of users by the name under which it is.
     """
 
     entries: list[object]
     tables: dict[str, object]
-    contents: list[object]
+    contents: list[object] | None
     added: dict[str, object]
 
 
@@ -109,21 +109,24 @@ def _added_to(owner: type | ModuleType, owner_name: str) -> dict[tuple[str, str]
     entries = list(vars(owner).values())
     searched = _searched.get(owner_name)
     if searched is None or not _are_same(searched.entries, entries):
-        searched = _Searched(entries, _tables_in(owner), [], {})
+        searched = _Searched(entries, _tables_in(owner), None, {})
+
+    contents_of_tables = {name: _contents(table) for name, table in searched.tables.items()}
     contents: list[object] = []
-    for table in searched.tables.values():
-        contents += _contents(table).values()
-    is_known = searched is _searched.get(owner_name) and _are_same(searched.contents, contents)
-    if not is_known:
-        searched = _Searched(entries, searched.tables, contents, {})
+    for values_by_key in contents_of_tables.values():
+        contents += values_by_key.values()
+
+    if searched.contents is None or not _are_same(searched.contents, contents):
+        added: dict[str, object] = {}
         if isinstance(owner, ModuleType):
-            searched.added.update(_replaced_in_module(owner_name, vars(owner)))
+            added.update(_replaced_in_module(owner_name, vars(owner)))
         else:
-            searched.added.update(entries_added_to(owner))
-        for name, table in searched.tables.items():
-            for key, value in _contents(table).items():
+            added.update(entries_added_to(owner))
+        for name, values_by_key in contents_of_tables.items():
+            for key, value in values_by_key.items():
                 if callable(value) and is_of_user(value):
-                    searched.added[f"{name}[{key}]"] = value
+                    added[f"{name}[{key}]"] = value
+        searched = _Searched(entries, searched.tables, contents, added)
         _searched[owner_name] = searched
     return {(owner_name, name): value for name, value in searched.added.items()}
 

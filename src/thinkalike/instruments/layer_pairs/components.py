@@ -44,11 +44,11 @@ def components_of(rows_of_both: pd.DataFrame, is_distance: bool) -> dict[str, pd
         rows_of_both: The rows of a table of layer pairs that compare two models.
         is_distance: Whether smaller values mean more similar.
     """
-    sources = rows_of_both["source_layer"]
-    targets = rows_of_both["target_layer"]
-    if rows_of_both.empty or not (_are_hook_points(sources) and _are_hook_points(targets)):
+    if not _compare_hook_points(rows_of_both):
         return {}
 
+    sources = rows_of_both["source_layer"]
+    targets = rows_of_both["target_layer"]
     # Column 0 is the layer, and column 1 the component: "2.z.0" is head 0 of site z in layer 2.
     source_names = sources.str.split(".", n=1, expand=True)
     target_names = targets.str.split(".", n=1, expand=True)
@@ -76,7 +76,7 @@ def components_of(rows_of_both: pd.DataFrame, is_distance: bool) -> dict[str, pd
     return {"components": rows.reset_index(drop=True)}
 
 
-def places_correspond(across: pd.DataFrame, is_distance: bool) -> bool:
+def places_correspond(rows_of_both: pd.DataFrame, is_distance: bool) -> bool:
     """Return whether hook points at the same place of both models correspond to each other.
 
     So they do in a model and a changed copy of it, where the question is what differs: nearly all
@@ -84,16 +84,14 @@ def places_correspond(across: pd.DataFrame, is_distance: bool) -> bool:
     trained separately are numbered independently; there the question is which are alike.
 
     Args:
-        across: The rows of a table of layer pairs that compare two models.
+        rows_of_both: The rows of a table of layer pairs that compare two models.
         is_distance: Whether smaller values mean more similar.
     """
-    sources = across["source_layer"]
-    targets = across["target_layer"]
-    if across.empty or not (_are_hook_points(sources) and _are_hook_points(targets)):
+    if not _compare_hook_points(rows_of_both):
         return False
-    if set(sources) != set(targets):
+    if set(rows_of_both["source_layer"]) != set(rows_of_both["target_layer"]):
         return False
-    with_value = across.dropna(subset="value")
+    with_value = rows_of_both.dropna(subset="value")
     values = with_value.groupby("source_layer", sort=False)["value"]
     closest = values.transform("min" if is_distance else "max")
     # Heads that are all the same are as similar to each other as to themselves.
@@ -102,8 +100,11 @@ def places_correspond(across: pd.DataFrame, is_distance: bool) -> bool:
     return bool((is_closest & is_in_place).sum() >= NEARLY_ALL * values.ngroups)
 
 
-def _are_hook_points(layers: pd.Series) -> bool:
-    """Return whether all layers are named for hook points."""
+def _compare_hook_points(rows: pd.DataFrame) -> bool:
+    """Return whether there are rows, and the layers of both models are named for hook points."""
+    if rows.empty:
+        return False
+    layers = pd.concat([rows["source_layer"], rows["target_layer"]])
     return bool(layers.astype(str).str.match(HOOK_POINT).all())
 
 
