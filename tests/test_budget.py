@@ -11,7 +11,8 @@ from omegaconf import open_dict
 
 import thinkalike
 from thinkalike import budget, forecast
-from thinkalike.config.compose import checked, hydra_ready
+from thinkalike.config.compose import hydra_ready
+from thinkalike.config.compose_jobs import checked
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import of_stimuli

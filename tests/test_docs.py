@@ -16,7 +16,6 @@ from hydra.errors import HydraException
 from matplotlib import get_data_path
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
-from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
 import pages
@@ -25,8 +24,8 @@ from pages import COMMANDS, DOCS, DOORS, script
 from thinkalike.catalogue import conf_folders
 from thinkalike.cli import NAMES_OF_MODELS, as_analysis
 from thinkalike.config import CONF, MEASURES, TASKS, TrainConfig, instrument, measure_schema, options
-from thinkalike.config.compose import _keys
 from thinkalike.config.groups import GROUPS, folder_node, schema_node, unset_settings
+from thinkalike.config.hydra_errors import keys_inside
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query
 
@@ -43,7 +42,7 @@ def keys(entry):
     """All settings and parts of a configuration, of any measure."""
     roots = {instrument(value).config for value in (TASKS if entry == "train" else MEASURES).values()}
     of_measures = (f"measure.{item.name}" for kind in MEASURES for item in fields(measure_schema(kind)))
-    known = {key for root in roots for key in _keys(OmegaConf.create(unset_settings(root)))}
+    known = {key for root in roots for key in keys_inside(unset_settings(root))}
     return {*known, *(of_measures if entry == "analyze" else ())}
 
 

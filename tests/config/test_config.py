@@ -28,11 +28,12 @@ from thinkalike.config import (
 )
 from thinkalike.config.compose import (
     _LOADED_FILES,
-    check_given_once,
-    compose_open_job,
     keys_of,
+    read_overrides,
     with_quoted_paths,
 )
+from thinkalike.config.compose_jobs import compose_open_job
+from thinkalike.config.overrides import check_given_once
 from thinkalike.config.scale import chosen_scale
 from thinkalike.errors import ConfigError, StoreError, ThinkalikeError
 from thinkalike.instruments import check_read
@@ -453,7 +454,19 @@ def test_a_folder_as_the_target_keeps_what_is_its_own():
         composed("model=gelu-3l-mini", "model@target=local")
 
 
-@pytest.mark.parametrize("name", ["epoch=0-step=500.ckpt", "it's = here", "notes [v2] (1)", "a{b}", "plain"])
+NAMES_OF_PATHS = [
+    "epoch=0-step=500.ckpt",
+    "it's = here",
+    "notes [v2] (1)",
+    "a{b}",
+    "a\\b=c",
+    "a=\\",
+    "a=\\'",
+    "plain",
+]
+
+
+@pytest.mark.parametrize("name", NAMES_OF_PATHS)
 def test_a_path_that_is_there_is_meant_by_its_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
@@ -504,7 +517,7 @@ def test_of_a_list_the_wrong_entry_is_named(word):
     ],
 )
 def test_mappings_give_the_settings_inside(line):
-    check_given_once(line.split())
+    check_given_once(read_overrides(line.split()))
 
 
 @pytest.mark.parametrize(
@@ -521,7 +534,7 @@ def test_mappings_give_the_settings_inside(line):
 def test_one_setting_given_twice_is_refused(line):
     first, second = line.split()
     with pytest.raises(ConfigError) as caught:
-        check_given_once([first, second])
+        check_given_once(read_overrides([first, second]))
     assert str(caught.value) == f"{first} and {second} give one setting twice; leave one of them out"
 
 

@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 
 from foreign_files import CALLBACKS, folder_of
 from thinkalike import plugins
-from thinkalike.config.compose import compose_inner_job, references_in, trust_plugins_of
+from thinkalike.config.compose import references_in, trust_plugins_of
+from thinkalike.config.compose_jobs import compose_inner_job
 from thinkalike.config.references import check_references
 from thinkalike.errors import ConfigError, PluginError
 
@@ -494,7 +495,7 @@ def test_only_functions_and_commands_compose_the_words_of_a_person():
     root = Path(plugins.__file__).parent
     files = root.rglob("*.py")
     users = {file.relative_to(root).as_posix() for file in files if "compose_trusted_job(" in file.read_text()}
-    assert users == {"config/__init__.py", "config/compose.py"}
+    assert users == {"config/__init__.py", "config/compose_jobs.py"}
 
 
 READ_ENVIRONMENT = {

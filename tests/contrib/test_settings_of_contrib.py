@@ -13,7 +13,8 @@ from key_checks import NEUTRAL as NEUTRAL_IN_CORE
 from key_checks import check_defaults, key_of_settings, outside_the_key
 from setting_checks import OTHER, check_refused_before_loading, check_taken_settings_are_in_the_key, numbers
 from thinkalike.config import MEASURES, ModelConfig, compose_job, measure_schema, options
-from thinkalike.config.compose import compose_open_job, keys_of
+from thinkalike.config.compose import keys_of
+from thinkalike.config.compose_jobs import compose_open_job
 from thinkalike.config.parts import model_settings
 from thinkalike.config.schema import declared_of
 from thinkalike.contrib import CONF

@@ -22,14 +22,12 @@ from thinkalike.cli.words import (
 )
 from thinkalike.completion import LINE, harmless, is_query, readable_line
 from thinkalike.config import JobConfig
+from thinkalike.config.called import PROGRAM
 from thinkalike.config.compose import (
-    PROGRAM,
     DictConfig,
     HydraOptions,
     called,
-    checked,
-    command_line,
-    files_settings,
+    file_notes,
     get_args_parser,
     hydra_main,
     keys_of,
@@ -38,6 +36,7 @@ from thinkalike.config.compose import (
     trust_plugins_of,
     with_quoted_paths,
 )
+from thinkalike.config.compose_jobs import checked
 from thinkalike.config.groups import reading_options
 from thinkalike.errors import ConfigError, ShareDone, StoreError, ThinkalikeError
 from thinkalike.global_state import isolated
@@ -170,7 +169,7 @@ def do_jobs(composed: DictConfig) -> list[Result]:
 
     call = called()
     trust_plugins_of(call.overrides)  # a worker of a sweep has not read the command line
-    settings_of_files = {file: set(keys) for file, keys in files_settings().items()}
+    settings_of_files = {file: set(keys) for file, keys in file_notes().settings.items()}
     config = checked(composed, call.overrides, call.choices)
     chosen_keys = keys_of(call.overrides)
     _warn_of_sweep_settings()
@@ -194,7 +193,7 @@ def do_jobs(composed: DictConfig) -> list[Result]:
                 if may_take_long(config):
                     _announce(config, chosen_keys)
         if not config.dry_run:
-            with called_by(command_line()):
+            with called_by(call.command_line()):
                 results = run_jobs(asked_for(config))
     for result in results:
         print(f"results: {result.folder}", flush=True)

@@ -25,11 +25,11 @@ from thinkalike.config.compose import (
     Callback,
     DictConfig,
     called,
-    check_launcher,
     check_number_of_jobs,
     loading_files_only,
     use_folder,
 )
+from thinkalike.config.sweep_checks import check_launcher
 from thinkalike.errors import ConfigError, ResourceError, in_home, one_line, short
 from thinkalike.processes import doing
 
@@ -46,8 +46,8 @@ class Sweep(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: object) -> None:
         try:
-            check_number_of_jobs(config)
-            check_launcher(config)
+            check_number_of_jobs(config.hydra)
+            check_launcher(config.hydra.launcher)
         except USER_ERRORS as error:  # Hydra makes a warning of any error of a callback
             print_error(message_of(error))
             sys.exit(1)

@@ -7,7 +7,8 @@ import os
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from thinkalike.config.compose import check_given_once, get_args_parser
+from thinkalike.config.compose import get_args_parser, read_overrides
+from thinkalike.config.overrides import check_given_once
 from thinkalike.errors import ConfigError, listed, nearest, refuse_words, short
 
 SHELLS = ("bash", "fish", "zsh")  # for which Hydra can complete words
@@ -140,4 +141,4 @@ def check_words_given_once(words: argparse.Namespace) -> None:
                 f"{flag} is given twice, as {short(values[0])} and {short(values[1])}; "
                 "give it once"
             )
-    check_given_once(words.overrides)
+    check_given_once(read_overrides(words.overrides))

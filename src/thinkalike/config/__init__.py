@@ -41,7 +41,7 @@ def compose_job(entry_point: str, overrides: Iterable[str], **parts: Checked) ->
         ConfigError: The script would refuse them; the message is the same.
         PluginError: A plugin that they name cannot be used.
     """
-    from thinkalike.config.compose import compose_trusted_job  # imports Hydra
+    from thinkalike.config.compose_jobs import compose_trusted_job  # imports Hydra
 
     return compose_trusted_job(entry_point, overrides, **parts)
 

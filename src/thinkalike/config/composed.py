@@ -22,6 +22,7 @@ from thinkalike.config.groups import (
 from thinkalike.config.jobs import AnalyzeConfig, JobConfig
 from thinkalike.config.parts import MeasureConfig, ModelConfig
 from thinkalike.config.schema import Checked, extended, made, unknown
+from thinkalike.config.two_models import settings_of_models
 from thinkalike.config.written import KeyPath
 from thinkalike.errors import ConfigError, nearest, one_of, short
 
@@ -51,6 +52,29 @@ def check_parts(settings: Settings, keys: Collection[str]) -> None:
         for name in value:
             if not isinstance(name, str):  # a number in a file
                 raise ConfigError(unknown(f"{part}.{name}", [f"{part}.{key}" for key in value]))
+
+
+def settle_models(
+    settings: Settings, keys: Collection[str], choices: Mapping[str, str | None]
+) -> None:
+    """Put the models that a command line means in the place of `model` and `target`.
+
+    Args:
+        settings: Composed of files and overrides; a stitch that the job does not read is removed.
+        keys: Of the overrides.
+        choices: By group the option that is chosen, or None.
+    """
+    reads = parts_of_instrument(instrument_of_settings(settings))
+    if "task" in settings and "stitch" not in reads:  # the part of the default task
+        settings.pop("stitch", None)
+    if any(settings.get(name) for name in STAND_INS):
+        reads = ()
+    model = settings["model"]
+    target = settings["target"]
+    assert isinstance(model, dict)
+    assert isinstance(target, dict)
+    chosen = {group for group, name in choices.items() if name}
+    settings["model"], settings["target"] = settings_of_models(model, target, keys, chosen, reads)
 
 
 def instrument_of_settings(settings: Mapping[str, object]) -> object | None:

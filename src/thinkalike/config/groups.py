@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -163,10 +163,16 @@ def option_folders() -> list[Path]:
 @cache
 def _packaged_names(group: str) -> tuple[str, ...]:
     names = set(LISTS["measure"] if group == "measure" else ())
-    for folder in option_folders():
+    return tuple(sorted(names | names_of_files(option_folders(), group)))
+
+
+def names_of_files(folders: Iterable[Path], group: str) -> set[str]:
+    """Return the names of the options of a group that are files in folders of groups."""
+    names: set[str] = set()
+    for folder in folders:
         root = folder / group
         names.update(str(file.relative_to(root).with_suffix("")) for file in root.rglob("*.yaml"))
-    return tuple(sorted(names))
+    return names
 
 
 def _packaged_settings(group: str, name: str) -> Settings:

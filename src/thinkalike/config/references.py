@@ -82,20 +82,6 @@ class ReferenceReader:
         return ConfigError(f"{short(self._text)} is not read; name a setting, as ${{seed}} does")
 
 
-def environment_in(value: object, read_references: ReadReferences) -> set[str]:
-    """Return the names of the environment variables that nested settings read.
-
-    Raises:
-        ConfigError: A ${...} is of a form that is not read.
-    """
-    names: set[str] = set()
-    for text in texts_in(value):
-        for reference in read_references(text):
-            if reference.resolver == ENVIRONMENT:
-                names.add(reference.name)
-    return names
-
-
 def texts_in(value: object) -> Iterator[str]:
     """Yield the texts of nested settings, which include the keys."""
     if isinstance(value, Mapping):

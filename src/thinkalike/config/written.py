@@ -48,6 +48,17 @@ class WrittenFloat(float):
         return self.text
 
 
+def number_as_written(value: int | float, text: str) -> WrittenInt | WrittenFloat:
+    """Return a number that prints as it was written."""
+    if isinstance(value, int):
+        written_int = WrittenInt(value)
+        written_int.text = text
+        return written_int
+    written_float = WrittenFloat(value)
+    written_float.text = text
+    return written_float
+
+
 @runtime_checkable
 class SettingsTree(Protocol):
     """Nested settings that can be changed, such as a configuration of OmegaConf."""
@@ -163,9 +174,8 @@ def restore_texts(
             there, or None.
     """
     for key_path, text in texts.items():
-        if not _is_number(
-            _value_at(settings, key_path)
-        ):  # a later file or override set another value
+        is_still_number = _is_number(_value_at(settings, key_path))
+        if not is_still_number:  # a later file or override set another value
             continue
         schema_and_path = schema_of(key_path)
         if schema_and_path is None:

@@ -25,7 +25,7 @@ from thinkalike.config import (
 )
 from thinkalike.config.completing import completed as with_recipe_defaults
 from thinkalike.config.completing import completed_for_instrument
-from thinkalike.config.compose import compose_inner_job
+from thinkalike.config.compose_jobs import compose_inner_job
 from thinkalike.config.values import with_settings
 from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
 from thinkalike.contrib.populations.config import PopulationJob

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config.compose import compose_inner_job
+from thinkalike.config.compose_jobs import compose_inner_job
 from thinkalike.contrib.papers.experiment import ExperimentRun
 from thinkalike.contrib.populations.config import (
     PairsConfig,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from thinkalike.config import ModelConfig, model_named, options
-from thinkalike.config.compose import compose_inner_job
+from thinkalike.config.compose_jobs import compose_inner_job
 from thinkalike.contrib.populations.config import NLIJob, PopulationJob
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
 from thinkalike.contrib.populations.pair_sets import read_pairs

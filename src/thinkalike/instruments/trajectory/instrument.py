@@ -176,7 +176,7 @@ def training_job(config: AnalyzeConfig) -> JobConfig:
     The job is composed from words of a command line, since its class is in `contrib`, which the
     core must not import.
     """
-    from thinkalike.config.compose import compose_inner_job  # imports Hydra
+    from thinkalike.config.compose_jobs import compose_inner_job  # imports Hydra
 
     measure = config.measure_as(TrajectoryConfig)
     command_line_words = [
