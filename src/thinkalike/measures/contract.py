@@ -260,11 +260,12 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 
     @property
     def fewest(self) -> int:
-        """The fewest rows that can be compared."""
+        """The least number of rows that can be compared."""
         return 4
 
     @property
     def needed_by(self) -> str:
+        """What needs `fewest` rows, for errors about too few rows; "": any use of the measure."""
         return ""
 
     def __post_init__(self) -> None:
@@ -723,7 +724,7 @@ class Batch(NamedTuple):
         Raises:
             ValueError: The mask or the labels do not fit the states, or row counts differ.
         """
-        layers, names, layers_of_model = self._different_layers(pairs)
+        layers, names, layers_of_model = self._distinct_layers(pairs)
         dtype = common_dtype(layers)
         token_indices = None
         if self.mask is not None:
@@ -743,7 +744,7 @@ class Batch(NamedTuple):
             tokens = tokens[order]
         return BatchRows(rows, names, order, documents[order], tokens), layers_of_model
 
-    def _different_layers(
+    def _distinct_layers(
         self, pairs: Sequence[Pair]
     ) -> tuple[list[Tensor], list[str], dict[int, tuple[int, ...]]]:
         """Return the distinct layers of the compared models.
