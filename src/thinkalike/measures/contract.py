@@ -265,7 +265,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 
     @property
     def needed_by(self) -> str:
-        """What needs `fewest` rows, for errors about too few rows; "": any use of the measure."""
+        """What needs the least number of rows, for errors; "": any use of the measure."""
         return ""
 
     def __post_init__(self) -> None:
@@ -362,7 +362,11 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 
     @property
     def _is_of_others(self) -> bool:
-        """Whether the class is not of this package, so that `compare` may change what it gets."""
+        """Whether the class is not of this package.
+
+        Its `prepare` and `compare` may then change tensors that they are given, so that they get
+        copies.
+        """
         return type(self).__module__.partition(".")[0] != __name__.partition(".")[0]
 
     @classmethod
@@ -431,8 +435,8 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     ) -> list[list[tuple[str, Tensor]]]:
         """Return groups of layers, each of which is prepared in one call.
 
-        On a GPU a group has all layers of one width, if the measure has `prepare_all`. Otherwise
-        each layer is a group of its own.
+        On a GPU a group has all layers of one width, if the measure can prepare layers at once
+        (`prepare_all`). Otherwise each layer is a group of its own.
 
         Args:
             named_layers: The name and the states (n, d) of each layer.
