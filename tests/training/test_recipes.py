@@ -266,7 +266,7 @@ def test_a_closed_form_of_an_unknown_kind_is_refused():
     forms = ClosedForms(setting, moments)
     (bias,) = forms.maps("bias")  # control: the kind of this name adds a constant
     torch.testing.assert_close(bias(states), states + 1)
-    with pytest.raises(ValueError, match="kind='biased' is not one of .*procrustes.*, bias"):
+    with pytest.raises(ValueError, match=r"kind='biased' is not one of .*procrustes.*, bias"):
         forms.maps("biased")
 
 

@@ -155,7 +155,7 @@ class _ExpandedBytes(io.RawIOBase):
         self._expanded = _ExpansionLimit(path)
 
     def readable(self) -> bool:
-        """Return True, as `io` needs it."""
+        """Return True: `io.BufferedReader` asks whether the stream can be read."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]

@@ -297,7 +297,7 @@ def _group_directions(population: PopulationResult) -> list[tuple[int, int]]:
 def _claim_about_early_stitches(population: PopulationResult, where: str) -> StitchClaim:
     """Return the claim about stitches of which at most half of the blocks are the source's.
 
-    The claim holds values for stitches at all cuts; `stitching_claims` judges it at early cuts. A
+    It contains the values of stitches at all cuts; `stitching_claims` judges it at early cuts. A
     penalty is the accuracy that a target loses if its first blocks are replaced by the source's.
 
     Args:
@@ -313,11 +313,12 @@ def _claim_about_early_stitches(population: PopulationResult, where: str) -> Sti
 
 
 def _claims_about_late_stitches(population: PopulationResult, where: str) -> list[StitchClaim]:
-    """Return the claims about stitches in which more than three quarters of the blocks are early.
+    """Return the claims about stitches of which nearly all blocks are the source's.
 
-    These are the first blocks of one classifier, the source, in front of the last blocks of
-    another, the target. The claims hold values for stitches at all cuts; `stitching_claims` judges
-    them at the late cuts alone.
+    A stitch has the first blocks of one classifier, the source, in front of the last blocks of
+    another, the target. The claims contain the values of stitches at all cuts. The caller,
+    `stitching_claims`, judges them at late cuts alone, where more than three quarters of the
+    blocks are the source's.
 
     A penalty is the accuracy that a target loses if its first blocks are replaced by the source's,
     and a flip is a prediction that changes. In claims about two groups, the penalty of stitches

@@ -133,7 +133,7 @@ class RSA(
     def compare(
         self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
     ) -> None:
-        """Compute what `run` computes, for a forecast of how long that takes."""
+        """Compute the similarity of all layers as a job does, to measure how long it takes."""
         _similarity(config, Compared(stimuli, list(sides)), None)
 
     def draw(self, result: Result, folder: Path) -> None:
