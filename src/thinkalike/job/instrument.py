@@ -295,7 +295,7 @@ class Instrument(ABC, Generic[Config]):
 
         Args:
             config: The configuration of the job.
-            shapes: The sizes of its models, by the names of `models_of`: "model" and "target".
+            shapes: The sizes of its models by name, such as "model" and "target"; see `models_of`.
         """
         if "data" not in self.reads or not config.data.evaluation_tokens:
             return []
@@ -324,7 +324,7 @@ class Instrument(ABC, Generic[Config]):
 
         Args:
             config: The configuration of the job.
-            shapes: The sizes of its models, by the names of `models_of`: "model" and "target".
+            shapes: The sizes of its models by name, such as "model" and "target"; see `models_of`.
             chosen: The keys of settings that were given, and stay as they are.
         """
         yield from ()

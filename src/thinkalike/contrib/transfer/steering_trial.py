@@ -285,11 +285,11 @@ class SteeringTrial:
         prompts: tuple[EncodedPrompts, EncodedPrompts],
         layer: int,
     ) -> Float[Tensor, "n d"]:
-        """Return a steering vector for each text, which is computed from further texts alone.
+        """Return a steering vector for each text, computed from the pairs of all other folds.
 
-        It is the mean over the pairs in all folds but that of the text: the state of the
-        counterpart minus the state of its text. Both are states at the last token of the word that
-        carries the feature, such as the noun if the pairs differ in number.
+        It is the mean over these pairs of the counterpart's state minus the text's state. Both are
+        states at the last token of the word that carries the feature, such as the noun if the
+        pairs differ in number.
 
         Args:
             model: The model whose states are used.
