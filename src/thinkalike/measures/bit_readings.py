@@ -1,8 +1,8 @@
-"""Converts a similarity to a number of bits, by copies of a model with weights of fewer bits.
+"""Converts a value of a measure, such as a similarity, to bits, by rounded copies of a model.
 
-A measure gives a similarity for each of several copies of a model, whose weights are rounded to
-different numbers of bits. The number of bits for any similarity is interpolated between the two
-copies whose similarities are next to it.
+The measure gives a value for each of several copies of the model, whose weights are rounded to
+different numbers of bits. The number of bits for any value is interpolated between the two copies
+whose values are next to it.
 """
 
 from __future__ import annotations
