@@ -320,7 +320,7 @@ ASKED = """
 from thinkalike.config import ModelConfig, compose_job, key_settings, options
 from thinkalike.config.compose import keys_of
 from thinkalike.errors import ConfigError
-from thinkalike.instruments import check_read
+from thinkalike.instruments import refuse_unread_settings
 
 aged, plain = (compose_job("train", [f"model={name}"]).model for name in ("aged", "gpt2"))
 assert isinstance(aged, ModelConfig)
@@ -328,10 +328,10 @@ assert (aged.age, aged.hub_id, plain.age) == (3, plain.hub_id, 0)
 assert "aged" in options("model")
 assert key_settings(aged) == {**key_settings(plain), "name": "aged", "age": 3}, "a default is in no key"
 words = ["model=gpt2", "model.age=4"]
-check_read(keys_of(words), compose_job("train", words))
+refuse_unread_settings(keys_of(words), compose_job("train", words))
 for words in (["model=gpt2", "model.age=10"], ["model=gpt2", "model.colour=blue"]):
     try:
-        check_read(keys_of(words), compose_job("train", words))
+        refuse_unread_settings(keys_of(words), compose_job("train", words))
     except ConfigError as error:
         assert str(error).startswith(words[1].partition("=")[0]), error
     else:

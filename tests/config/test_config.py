@@ -36,7 +36,7 @@ from thinkalike.config.compose_jobs import compose_open_job
 from thinkalike.config.overrides import check_given_once
 from thinkalike.config.scale import chosen_scale
 from thinkalike.errors import ConfigError, StoreError, ThinkalikeError
-from thinkalike.instruments import check_read
+from thinkalike.instruments import refuse_unread_settings
 from thinkalike.training.recipe import StitchConfig
 
 NEEDED = {
@@ -280,12 +280,12 @@ READ = [
 def test_a_setting_the_job_does_not_read_is_refused_by_key(entry, words):
     key = words[0].partition("=")[0]
     with pytest.raises(ConfigError, match=f"{key}=|is about"):
-        check_read(keys_of(words), composed(*words, entry=entry))
+        refuse_unread_settings(keys_of(words), composed(*words, entry=entry))
 
 
 @pytest.mark.parametrize(("entry", "words"), READ)
 def test_a_setting_that_the_job_reads_passes(entry, words):
-    check_read(keys_of(words), composed(*words, entry=entry))
+    refuse_unread_settings(keys_of(words), composed(*words, entry=entry))
 
 
 WITHOUT_EFFECT = [
@@ -317,12 +317,12 @@ WITH_EFFECT = [
 def test_a_setting_without_effect_beside_the_others_is_refused(entry, words):
     """Of the configuration that a command line leaves open, as `scale` and `recipe` decide what is left open."""
     with pytest.raises(ConfigError, match=re.escape(f"{words[0].partition('=')[0].lstrip('+')}=")):
-        check_read(keys_of(words), compose_open_job(entry, words))
+        refuse_unread_settings(keys_of(words), compose_open_job(entry, words))
 
 
 @pytest.mark.parametrize(("entry", "words"), WITH_EFFECT)
 def test_a_setting_with_effect_beside_the_others_passes(entry, words):
-    check_read(keys_of(words), compose_open_job(entry, words))
+    refuse_unread_settings(keys_of(words), compose_open_job(entry, words))
 
 
 @pytest.mark.parametrize("source", ["pydoc", "stdlib", "grammar"])

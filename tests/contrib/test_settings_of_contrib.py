@@ -30,7 +30,7 @@ from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.settings import PretrainedModel
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError
-from thinkalike.instruments import asked_for, check_read
+from thinkalike.instruments import asked_for, refuse_unread_settings
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import distinct_labels
 from thinkalike.models.load import load_model
@@ -163,12 +163,12 @@ READ = [
 def test_a_setting_the_job_does_not_read_is_refused_by_key(entry, words):
     key = words[0].partition("=")[0]
     with pytest.raises(ConfigError, match=f"{key}=|is about"):
-        check_read(keys_of(words), composed(*words, entry=entry))
+        refuse_unread_settings(keys_of(words), composed(*words, entry=entry))
 
 
 @pytest.mark.parametrize(("entry", "words"), READ)
 def test_a_setting_that_the_job_reads_passes(entry, words):
-    check_read(keys_of(words), composed(*words, entry=entry))
+    refuse_unread_settings(keys_of(words), composed(*words, entry=entry))
 
 
 WITHOUT_EFFECT = [
@@ -191,12 +191,12 @@ WITH_EFFECT = [
 def test_a_setting_without_effect_beside_the_others_is_refused(entry, words):
     """Of the configuration that a command line leaves open, as `scale` and `recipe` decide what is left open."""
     with pytest.raises(ConfigError, match=re.escape(f"{words[0].partition('=')[0].lstrip('+')}=")):
-        check_read(keys_of(words), compose_open_job(entry, words))
+        refuse_unread_settings(keys_of(words), compose_open_job(entry, words))
 
 
 @pytest.mark.parametrize(("entry", "words"), WITH_EFFECT)
 def test_a_setting_with_effect_beside_the_others_passes(entry, words):
-    check_read(keys_of(words), compose_open_job(entry, words))
+    refuse_unread_settings(keys_of(words), compose_open_job(entry, words))
 
 
 IMPOSSIBLE = [  # by the key that the message names

@@ -9,7 +9,7 @@ from conftest import composed
 from thinkalike.config.compose import keys_of
 from thinkalike.config.schema import declared_of
 from thinkalike.errors import ConfigError
-from thinkalike.instruments import check_read, instrument_of
+from thinkalike.instruments import instrument_of, refuse_unread_settings
 
 # whose ranges are annotations
 OWN_WAY = {"keep", "steps", "layers", "generalizing", "heuristic", "cluster", "published"}
@@ -92,7 +92,7 @@ def check_taken_settings_are_in_the_key(line):
         try:
             config = composed(*more, entry=entry)
             # A configuration that is complete has what its recipe decided, so that no recipe is left to read.
-            check_read(keys_of(word for word in more if not word.startswith("recipe=")), config)
+            refuse_unread_settings(keys_of(word for word in more if not word.startswith("recipe=")), config)
         except ConfigError:
             continue
         taken += 1

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from thinkalike.instruments.stitching.fitting import fit_stitches
 from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.halved_moments import HalvedMoments
 from thinkalike.measures.round_trips import both_directions
 from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel
@@ -254,6 +256,18 @@ def test_a_closed_form_without_a_constant_fits_what_is_used(kind):
     right = torch.linalg.svd(x @ whole.T).Vh[:3]
     wanted = {"least_squares": whole, "reduced_rank": right.T @ right @ whole, "procrustes": u @ vh}
     torch.testing.assert_close(without.weight, wanted[kind])
+
+
+def test_a_closed_form_of_an_unknown_kind_is_refused():
+    moments = HalvedMoments([(0, 0)])
+    states = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).double()
+    moments.update([states], [states + 1], torch.arange(20) % 2)
+    setting = create_autospec(StitchSetting, instance=True, layer_pairs=[(0, 0)], config=CONFIG)
+    forms = ClosedForms(setting, moments)
+    (bias,) = forms.maps("bias")  # control: the kind of this name adds a constant
+    torch.testing.assert_close(bias(states), states + 1)
+    with pytest.raises(ValueError, match=r"kind='biased' is not one of .*procrustes.*, bias"):
+        forms.maps("biased")
 
 
 def test_the_start_that_is_chosen_goes_with_the_kind():

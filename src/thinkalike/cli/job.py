@@ -182,9 +182,9 @@ def do_jobs(composed: DictConfig) -> list[Result]:
         from thinkalike.job.performing import run_jobs
         from thinkalike.job.planning import may_take_long
         from thinkalike.job.provenance import called_by
-        from thinkalike.job.unread_settings import check_read, warn_of_unread
+        from thinkalike.job.unread_settings import refuse_unread_settings, warn_of_unread
 
-        check_read(chosen_keys, config)
+        refuse_unread_settings(chosen_keys, config)
         warn_of_unread(settings_of_files, config)
         if config.dry_run or config.budget:
             config = _forecast(config, chosen_keys)

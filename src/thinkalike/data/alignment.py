@@ -409,14 +409,15 @@ def check_same_tokenizer(source: HasTokenizer, target: HasTokenizer) -> None:
 def check_same_tokens(
     source: HasVocabulary, target: HasVocabulary, rows: Int[Tensor, "b t"]
 ) -> None:
-    """Check that two models cut the text of some rows into the same token ids.
+    """Raise an error unless two models cut the text of some rows into the same token ids.
 
-    Tokenizers with different settings may do so for this text.
+    Their tokenizers need not be the same: those with different settings are accepted if they cut
+    this very text alike.
 
     Args:
-        source: The model whose token ids the rows have.
+        source: The model whose tokenizer gave the token ids of the rows.
         target: The model that is to read the same rows.
-        rows: Token ids, (b, t).
+        rows: b rows of text, each as t token ids.
 
     Raises:
         ModelError: They cut the text differently, or a token id lies outside of a vocabulary.
@@ -424,7 +425,9 @@ def check_same_tokens(
     largest_id = int(rows.max())
     if largest_id >= min(source.vocabulary, target.vocabulary):
         token = source.tokenizer.decode([largest_id])
-        raise ModelError(f"the text holds {token!r}, for which only one model has a row")
+        raise ModelError(
+            f"the text holds {token!r}, for which only one of the models has an embedding"
+        )
     if tokenizer_facts(source.tokenizer) == tokenizer_facts(target.tokenizer):
         return
 

@@ -71,8 +71,8 @@ def read_corpus(
         context: How many tokens a row has, BOS included.
         bos: Whether each row begins with BOS.
         fit_tokens: How many tokens to fit on. None takes all that there are; 0 fits nothing.
-        source: A source that reads the same text with another tokenizer. The rows are then
-            `PairedRows`.
+        source: A source that reads the same text with another tokenizer. The rows then have the
+            tokens of both models (`PairedRows`).
         whole: Read whole documents for the report, and not only their beginnings. This is for
             reports whose intervals are not over documents.
 
@@ -186,8 +186,8 @@ def _cache_name(
 def _named_tensors(corpus: Corpus) -> CacheEntry:
     """Return a corpus as a cache entry, whose tensors have names such as "fit.tokens".
 
-    The splits are "fit" (text for fitting) and "report" (text for evaluation). `_corpus_of` is the
-    inverse.
+    The splits are "fit" (text for fitting) and "report" (text for evaluation). The function
+    `_corpus_of` makes the corpus again from the entry.
     """
     tensors: dict[str, Tensor] = {}
     for split, rows in {"fit": corpus.fit, "report": corpus.report}.items():
@@ -205,7 +205,7 @@ def _named_tensors(corpus: Corpus) -> CacheEntry:
 
 
 def _corpus_of(entry: CacheEntry) -> Corpus:
-    """Return the corpus that `_named_tensors` stored in a cache entry."""
+    """Return the corpus that is stored in a cache entry, as `_named_tensors` made it."""
     return Corpus(
         fit=_rows_of_split(entry.tensors, "fit"),
         report=_rows_of_split(entry.tensors, "report"),

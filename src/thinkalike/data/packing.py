@@ -184,8 +184,8 @@ class RowPacker:
     def rows(self) -> tuple[TokenRows, int]:
         """Return the complete rows, and the number of tokens that were dropped.
 
-        Dropped are tokens behind the last complete row, and those that `add` cut off at the end of
-        a row.
+        Tokens behind the last complete row are dropped, and so are those that did not fit into
+        what was left of a row when a document was added.
         """
         row_count = len(self.tokens) // self.text_width
         if self.most_rows is not None:
@@ -210,11 +210,11 @@ class RowPacker:
 def pack(config: DataConfig, reader: DocumentReader, context: int, limits: TextLimits) -> Corpus:
     """Tokenise as many documents as fitting and evaluation need, and pack them into rows.
 
-    "report" in names means the evaluation text.
+    Names with "report" are about the evaluation text.
 
     Args:
         config: The settings of the text.
-        reader: Turns documents into token ids, such as a `TokenizerReader`.
+        reader: Turns documents into token ids, by one tokenizer or by those of two models.
         context: How many tokens a row has, BOS included.
         limits: How much text is read.
 

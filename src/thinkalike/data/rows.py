@@ -137,9 +137,9 @@ class TokenRows:
 
     @property
     def layout(self) -> PackedLayout:
-        """The number of columns that each part of the matrix `packed` has.
+        """How many columns of the matrix from `packed` belong to the target, and to the source.
 
-        The width of the source is 0 if it reads the target's tokens.
+        The source has 0 columns if it reads the target's tokens.
         """
         source_width = 0
         if self.source is not None:

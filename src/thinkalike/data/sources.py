@@ -155,7 +155,7 @@ class _ExpandedBytes(io.RawIOBase):
         self._expanded = _ExpansionLimit(path)
 
     def readable(self) -> bool:
-        """Return True, as `io` needs it."""
+        """Return True: `io.BufferedReader` asks whether the stream can be read."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
@@ -345,6 +345,10 @@ def _errors_name_data_set(
 ) -> Iterator[None]:
     """Turn any error, such as an unreachable hub or a missing split, into a one-line DataError.
 
+    The message names the data set, the cause and the remedy. The cause is the message of one of
+    the package's own errors, an explanation of an error of the hub, or else the type and the
+    message of the error.
+
     Args:
         label: What the errors call the data set.
         repository, revision: The data set and its branch, tag or commit.
@@ -353,9 +357,10 @@ def _errors_name_data_set(
     try:
         yield
     except Exception as error:
-        cause: str | None = str(error)
-        if not isinstance(error, ThinkalikeError):
-            cause = cause_of(error, repository, revision)  # None: it is no error of the hub
+        if isinstance(error, ThinkalikeError):
+            cause = str(error)
+        else:
+            cause = cause_of(error, repository, revision) or ""  # "": it is no error of the hub
         if not cause:
             cause = f"{type(error).__name__}: {one_line(error)}"
         raise DataError(f"cannot stream {label} ({repository}): {cause}; {remedy}") from error

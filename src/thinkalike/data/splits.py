@@ -70,9 +70,9 @@ class DocumentSplit:
         counts: How many documents were left out so far, by reason.
         fit_documents, report_documents: How many documents to fit on, and for the report, were
             yielded so far.
-        evaluation_documents_stay: Whether all documents of the report stay once they are yielded.
-            Where a set of the hub is streamed, some may have to be removed at the end, which
-            `repeats_of_fitting_documents` names.
+        evaluation_documents_stay: Whether all evaluation documents that are yielded can be used.
+            If a data set of the hub is streamed, some of them may have to be removed at the end:
+            those that `repeats_of_fitting_documents` marks.
     """
 
     def __init__(self, config: DataConfig, is_fitted: bool = True):
@@ -98,10 +98,10 @@ class DocumentSplit:
     def __iter__(self) -> Iterator[tuple[str, bool]]:
         """Yield each document and whether it is for evaluation, and count those that are left out.
 
-        Evaluation documents that nearly repeat a fitting document are left out if the source can
-        be read twice: they are found first. Otherwise they are yielded, and
-        `repeats_of_fitting_documents` names them afterwards. All of them stay if nothing is held
-        out, or if the job fits on the evaluation documents themselves (`same_split`).
+        If the source can be read twice, evaluation documents that nearly repeat a fitting document
+        are found in a first reading and left out. Otherwise they are yielded, and
+        `repeats_of_fitting_documents` marks them afterwards. They are not left out if nothing is
+        held out, or if the job fits on the evaluation documents themselves (`same_split`).
         """
         repeated_fingerprints: set[str] = set()
         if self._is_held_out and self.evaluation_documents_stay and not self.config.same_split:
@@ -129,8 +129,8 @@ class DocumentSplit:
     def evaluation_share(self) -> float:
         """The share of documents for evaluation.
 
-        It is the setting of that name; without it, `REPORT_SHARE`, or 1 if nothing has to be held
-        out.
+        It is the setting `evaluation_share`. Without it, it is a default (`REPORT_SHARE`), or 1 if
+        nothing has to be held out.
         """
         if self.config.evaluation_share is None and not self._is_held_out:
             return 1.0
@@ -139,8 +139,8 @@ class DocumentSplit:
     def repeats_of_fitting_documents(self) -> NDArray[np.bool_]:
         """Return, for each evaluation document so far, whether it nearly repeats a fitting one.
 
-        The result is empty if `evaluation_documents_stay`: then such documents were left out
-        before they were yielded.
+        The result is empty if such documents were left out before they were yielded, or may stay
+        (`evaluation_documents_stay`).
         """
         return near_duplicates(self._report_shingles, self._fit_shingles)
 

@@ -419,7 +419,7 @@ def _is_missing(name: object) -> bool:
 def _unlimited_cells() -> Iterator[None]:
     """Let `csv.reader` read cells of any length; by default it refuses over 131,072 characters.
 
-    The limit is one of the whole process, and the former one is set again at the end.
+    The limit holds for the whole process. The former one is restored at the end.
     """
     old_limit = csv.field_size_limit(2**31 - 1)  # the greatest limit on every platform
     try:

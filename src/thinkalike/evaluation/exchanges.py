@@ -136,8 +136,8 @@ def exchange_parts(
         batches: The states of both models on all of the text.
         most_parts: How many parts of blocks are exchanged on all of the text. If more differ,
             these are the parts with the greatest KL, alone in the base, at few tokens.
-        state: What an earlier run saved, to go on from there; None: there is none.
-        save: Called with what was computed so far, after each part.
+        state: What an interrupted run saved, to resume from it; None: there is none.
+        save: Called after each part with what has been computed so far.
     """
     if state is None:
         state = _screen_parts(base, changed, parts, batches, most_parts)
@@ -170,14 +170,16 @@ def _screen_parts(
     batches: Sequence[BatchStates],
     most_parts: int,
 ) -> ExchangesDone:
-    """Return which parts are to be exchanged on all of the text, and what each does to its block.
+    """Choose the parts that are exchanged on all of the text, and measure each in its own block.
 
-    If more than `most_parts` parts of blocks differ, those that change the base's predictions
-    least at few tokens are left out. Parts outside of blocks are all exchanged.
+    If more than `most_parts` parts of blocks differ, they are first exchanged on few tokens, and
+    those that change the base's predictions least are left out. Parts outside of blocks are all
+    exchanged.
 
     Returns:
-        The state that `exchange_parts` saves and fills, in which "without" and "alone" are still
-        empty.
+        What is known before any exchange on all of the text: under "tried" the names of the chosen
+        parts, and under "entering" how far each part moves the output of its block. The entries
+        "without" and "alone" are empty; `exchange_parts` fills them.
     """
     entering = {}
     parts_of_blocks = []

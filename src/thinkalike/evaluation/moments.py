@@ -79,7 +79,7 @@ def batch_rows_of_moments(
     rows: TokenRows,
     budget: Budget,
 ) -> int:
-    """Return how many rows of text `state_moments` reads together, at least one.
+    """Return how many rows of text are read together to gather moments, at least one.
 
     They are as many as fit into memory, with the states of all layers and two copies of them in
     float64, but not more than are efficient on the device.

@@ -310,14 +310,14 @@ def largest_evaluation_batch(
     *,
     has_controls: bool = False,
 ) -> EvaluationBatch:
-    """Return how many rows and layer pairs of `document_sums` fit into memory.
+    """Return how many rows and layer pairs fit into memory at once, to evaluate stitches.
 
     Pairs give way first: rows are as many as fit with a single pair. The memory of one row through
     both models, of one block of the target, and of one chunk of logits is measured. At least one
     row and one pair are returned, whether or not they fit.
 
     Args:
-        source, target, layer_pairs, rows: What `document_sums` will be asked for.
+        source, target, layer_pairs, rows: What `document_sums` will be called with.
         budget: The memory that there is.
         has_controls: Whether controls read as many states again as the target has.
     """

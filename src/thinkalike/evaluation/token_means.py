@@ -115,14 +115,15 @@ class _RunningMeans:
 class TokenMeans:
     """The mean state of each token after several blocks of a model.
 
-    It is asked for states as a model is. A token without a mean gets the mean of all tokens. Only
-    the means of tokens that occur in `evaluation_rows` are in memory.
+    It can take the place of a model: `residuals` returns means instead of states. A token without
+    a mean gets the mean of all tokens. Only the means of tokens that occur in `evaluation_rows`
+    are in memory.
 
     Args:
         model: The model whose states are averaged.
         layers: The blocks after which states are averaged.
         fitting_rows: Rows that the model reads now. `update` and `read` add more.
-        evaluation_rows: The rows that `residuals` will be asked for.
+        evaluation_rows: The rows whose means `residuals` will be called for.
     """
 
     context_codes: ClassVar[tuple[ContextCode, ...]] = (_no_context, _current_token)
@@ -170,11 +171,11 @@ class TokenMeans:
                 self.update(batch, model.residuals(batch, self.layers))
 
     def update(self, rows: Int[Tensor, "b t"], states: Sequence[Float[Tensor, "b t d"]]) -> None:
-        """Add the states of rows to the means of their tokens, or of their other contexts.
+        """Add the states of rows to the means of their tokens, or of pairs of tokens and so on.
 
         Args:
             rows: The token ids.
-            states: The states of these tokens at each of `layers`.
+            states: The states of these tokens at each layer that means are gathered for.
         """
         token_ids = rows.long().cpu()
         flat_states = [state.flatten(0, 1).float().cpu() for state in states]

@@ -16,7 +16,7 @@ from thinkalike.global_state import isolated
 from thinkalike.job.listed_jobs import asked_for
 from thinkalike.job.lookup import instrument_of
 from thinkalike.job.performing import jobs_by_pass, run_job, run_jobs
-from thinkalike.job.unread_settings import check_read
+from thinkalike.job.unread_settings import refuse_unread_settings
 from thinkalike.store import Result
 
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ def _plot_estimate(estimate: LayerPairEstimate, ax: Axes | None) -> object:
 
 __all__ = [
     "asked_for",
-    "check_read",
     "instrument",
     "instrument_of",
     "jobs_by_pass",
     "plot",
+    "refuse_unread_settings",
     "run_job",
     "run_jobs",
 ]

@@ -49,10 +49,10 @@ class GatheredWarnings(logging.Handler):
         """Store the text of a warning, mark the record if it repeats one, and print if needed.
 
         - A record whose text begins with "warning: " is stored, and `record.again` says whether
-          the same text was logged before. The warnings of unfinished jobs are written into the
-          folders of their states, see `store_beside_states`.
-        - Any record that is not a repeated warning is printed if nothing else does so: the program
-          has set up no logging, and this is the first handler of the package's logger.
+          the same text was logged before. While a job is unfinished, its warnings are also written
+          to a file, if `store_beside_states` has named a folder for it.
+        - A record that is no repeated warning is printed if the program has set up no logging. If
+          there are several handlers of this class, since jobs run inside a job, the first prints.
         """
         text = record.getMessage()
         if text.startswith(WARNING):

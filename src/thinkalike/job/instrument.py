@@ -138,9 +138,10 @@ class Instrument(ABC, Generic[Config]):
         refused, one in a file leads to a warning, and `scale` and `recipe` are refused if they
         decide none of these settings.
 
-        The keys are those of the parts in `reads`, without settings that have no effect beside the
-        values of others (`Checked.settings_read`) and without those that `unread` names. A kind
-        overrides this method only if jobs inside it read more than itself, see `keys_of_part`.
+        The keys are those of the parts in `reads`. Two kinds of settings are left out: those that
+        have no effect because of the values of others, which the schema of each part knows
+        (`Checked.settings_read`), and those that `unread` names. A kind of job overrides this
+        method only if jobs inside it read settings that it does not read itself.
         """
         keys = set(OF_EVERY_JOB)
         keys |= self.keys_of_part(config, "logger")
@@ -182,11 +183,12 @@ class Instrument(ABC, Generic[Config]):
         return keys - OF_SITES  # the settings that choose where states are read
 
     def unread(self, config: Config) -> SettingValues:
-        """Return the settings in `reads`, or whole parts of them, that a certain job ignores.
+        """Return the settings, or whole parts of them, in `reads` that a certain job ignores.
 
         Each comes with the value that enters the hash of the job in its place: usually the default
         of a setting, and None for a part. So jobs that differ only in ignored settings share one
-        stored result. `left_in_key` gives the values that the configuration has.
+        stored result. If an ignored setting must stay in the hash as it is, the function
+        `left_in_key` returns it with the value that the configuration has.
 
             def unread(self, config):
                 trains_copies = config.measure.null == "continued_training"
@@ -232,9 +234,10 @@ class Instrument(ABC, Generic[Config]):
         return fingerprints(config, self.reads)
 
     def prepare(self, config: Config) -> Inputs:
-        """Do the jobs whose results this job reads, and return these results as further `inputs`.
+        """Do the jobs whose results this job reads, and return these results by name.
 
-        By default a job reads no results of other jobs, and the mapping is empty.
+        They are added to what `inputs` returns. By default a job reads no results of other jobs,
+        and the mapping is empty.
         """
         return {}
 
@@ -292,7 +295,7 @@ class Instrument(ABC, Generic[Config]):
 
         Args:
             config: The configuration of the job.
-            shapes: The shapes of its models, by the names of `models_of`.
+            shapes: The sizes of its models by name, such as "model" and "target"; see `models_of`.
         """
         if "data" not in self.reads or not config.data.evaluation_tokens:
             return []
@@ -321,7 +324,7 @@ class Instrument(ABC, Generic[Config]):
 
         Args:
             config: The configuration of the job.
-            shapes: The shapes of its models, by the names of `models_of`.
+            shapes: The sizes of its models by name, such as "model" and "target"; see `models_of`.
             chosen: The keys of settings that were given, and stay as they are.
         """
         yield from ()

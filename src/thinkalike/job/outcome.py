@@ -99,8 +99,8 @@ class Outcome:
     def _check_is_finite(self) -> None:
         """Raise a ResultError if a headline number, a column or an array is not finite.
 
-        Allowed are intervals in tables from minus infinity to infinity, and NaN in the columns and
-        arrays that `blank` names.
+        Two exceptions are allowed: intervals in tables from minus infinity to infinity, and NaN in
+        the columns and arrays whose names are in `blank`.
         """
         for name, value in self.scalars.items():
             self._check_values(f"the headline number {name}", value)

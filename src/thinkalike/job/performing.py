@@ -109,7 +109,7 @@ def perform(instrument: Instrument[Config], config: Config, shown: bool = True) 
 
     Raises:
         StoreError: The store cannot be written, the result in it is damaged, or another process is
-            at the same job and `wait` is false.
+            doing the same job and the setting `wait` is false.
         ThinkalikeError: Whatever the instrument raises.
     """
     return perform_all([(instrument, config)], shown)[0]
@@ -126,7 +126,7 @@ def perform_all(
 
     Args:
         jobs: The jobs, each an instrument and a configuration. Several jobs must have the same
-            function `run_all`.
+            function `run_all`, which does them together, in one pass over the text.
         shown: Whether the results are printed.
 
     Raises:

@@ -1,7 +1,7 @@
 """The settings of a command line or a file that no job reads.
 
-`Instrument.settings_read` says which settings a job reads. Here a command line that sets another
-one is refused, and a file that does so leads to a warning.
+`Instrument.settings_read` says which settings a job reads. If a command line sets one that no job
+reads, it is refused here; if a file does so, a warning is logged.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from thinkalike.job.setting_groups import OF_EVERY_JOB, OF_SITES, REPORT_TEXT
 
 log = logging.getLogger(__name__)
 
-# Settings that decide others, where those are left to the recipe, with their two values.
+# Two settings that decide the values of others that the user left open, with the two values that
+# each can have.
 RECIPES = {"scale": ("mini", "paper"), "recipe": ("default", "paper")}
 
-# Settings that choose the text where no text is named.
+# Settings that choose the text if `data` names none.
 CORPORA = ("model.corpus", "target.corpus")
 
 # Settings of a measure that say how much is compared.
@@ -44,14 +45,18 @@ ONE_SITE = (
 )
 
 
-def check_read(keys: Sequence[str], config: JobConfig) -> None:
-    """Raise a ConfigError if a setting of a command line is read by none of the requested jobs.
+def refuse_unread_settings(keys: Sequence[str], config: JobConfig) -> None:
+    """Refuse a command line with a setting that none of the requested jobs reads.
 
-    Settings of the models of an experiment are left out, because the experiment checks them.
+    This covers the settings of each entry in the list models=[...], if there is one. Settings of
+    the models of an experiment are not checked here, because the experiment checks them.
 
     Args:
         keys: The keys of the settings on the command line, such as "data.context".
         config: The configuration with these settings.
+
+    Raises:
+        ConfigError: No job reads a setting.
     """
     _check_listed_models(config)
     request = _Request.of(config)
@@ -63,7 +68,7 @@ def check_read(keys: Sequence[str], config: JobConfig) -> None:
 def warn_of_unread(files: Mapping[str, Collection[str]], config: JobConfig) -> None:
     """Log a warning for settings of configuration files that no requested job reads.
 
-    They are no error, because several kinds of jobs may share a file. Settings with their default
+    There is no error, because several kinds of jobs may share a file. Settings with their default
     value are not reported.
 
     Args:
@@ -133,11 +138,12 @@ class _Request:
 
     def _is_read(self, key: str) -> bool:
         """Return whether the configuration's value for a key has an effect on one of the jobs."""
-        if key in RECIPES:
+        if key in RECIPES:  # it has an effect through the other settings that it decides
             return _recipe_has_effect(key, self.config)
         if key in CORPORA and self.config.data.name is not None:  # `data` names the text already
             return False
-        # The logger is read by the job itself, and by none inside an experiment.
+        # Settings of the logger apply to the job that was requested. The jobs inside an experiment
+        # are not asked, since they run without a logger.
         if key.startswith("logger."):
             return key.removeprefix("logger.") in self.config.logger.settings_read()
         return any(job.reads(key, self.config) for job in self.jobs)

@@ -22,7 +22,7 @@ from thinkalike.inputs import (
     stimuli_config,
     text_config,
 )
-from thinkalike.instruments import check_read
+from thinkalike.instruments import refuse_unread_settings
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.lookup import measures_of_arrays
 from thinkalike.jobs.base import Job
@@ -90,7 +90,7 @@ def configuration(job: Job, instrument: AnyInstrument) -> JobConfig:
     config = open_job(schema, **values)
 
     keys = _keys_given(job, stimuli, sides, settings, is_target)
-    check_read(keys, config)
+    refuse_unread_settings(keys, config)
     return within(config, keys)
 
 
@@ -171,7 +171,8 @@ def _check_sides(job: Job, sides: _Sides, settings: SettingsByPart) -> None:
     if sides.models:
         return
     without_effect = [*settings["model"]]
-    if "scale" in settings[""]:  # `check_read` lets the scale pass that is the default anyway
+    # `refuse_unread_settings` accepts a scale that is the default anyway.
+    if "scale" in settings[""]:
         without_effect.append("scale")
     if without_effect:
         raise ConfigError(

@@ -62,7 +62,8 @@ class Accumulator(Metric):
 
     is_differentiable = False
     full_state_update = False
-    # What a batch may add besides its number and the documents of its rows.
+    # The names of the tensors that a batch may add, besides its number and the documents of its
+    # rows.
     batch_states: ClassVar[tuple[str, ...]] = ()
     numbers: list[Tensor] | Tensor
     documents: list[Tensor] | Tensor
@@ -94,7 +95,7 @@ class Accumulator(Metric):
 
     @property
     def update_called(self) -> bool:
-        """Whether there is a batch, which may have come from a `state_dict`."""
+        """Whether there is a batch, which may have been loaded with a `state_dict`."""
         return len(self.numbers) > 0
 
     def forward(self, *args: object, **kwargs: object) -> object:
@@ -208,8 +209,8 @@ class Accumulator(Metric):
         Args:
             number: The number of the batch.
             documents: The document of each of its rows.
-            states: Tensors by their names, each of which is one of `batch_states`; names may be
-                left out.
+            states: Tensors by their names. The class lists the names in `batch_states`, of which
+                some may be left out.
         """
         self.documents.append(documents.detach().to(self.device))  # type: ignore[union-attr]
         batch_number = torch.full((1,), number, device=self.device)

@@ -1,7 +1,8 @@
-"""Readings in bits: a value stands between those of copies of a model of fewer and fewer bits.
+"""Converts a value of a measure, such as a similarity, to bits, by rounded copies of a model.
 
-Each calibration point is one copy. A value is read by where it stands between the values of two
-points.
+The measure gives a value for each of several copies of the model, whose weights are rounded to
+different numbers of bits. The number of bits for any value is interpolated between the two copies
+whose values are next to it.
 """
 
 from __future__ import annotations
@@ -16,32 +17,35 @@ from torch import Tensor
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.ridge import with_interval
 
-# The bits of a copy's weights, for each calibration point.
+# The bits to which the weights of each copy are rounded.
 BITS_OF_COPIES = (2, 3, 4, 5, 6, 8)
 
-# Real models that are alike read 3 to 5 bits, so the first copy that is measured lies between.
+# Similar models usually correspond to 3 to 5 bits, so that the first copy that is measured lies
+# between.
 FIRST_BITS = 4
 
-# Two points of equal value must not divide by 0; where a value lies between them does not matter.
+# The least difference of the values of two copies by which interpolation divides. A value cannot
+# lie between two equal values, so that nothing but a division by 0 is avoided.
 LEAST_STEP = 1e-12
 
-# The ends of the interval of a reading are searched in steps of this many bits.
+# The interval of a number of bits is searched on a grid with steps of this many bits.
 INTERVAL_STEP = 0.02
 
 
 def next_bits(
     values: Sequence[float], measured_copies: Mapping[int, Sequence[float]]
 ) -> int | None:
-    """Return to how many bits the next copy of a model is to be rounded, to measure it.
+    """Return the number of bits of the rounded copy that is to be measured next, if one is needed.
 
-    Each of several values, such as one per layer, is to be bracketed by those of two copies with
-    neighbouring bits, of `BITS_OF_COPIES`. More bits give larger values. None if each value is
-    bracketed, or lies below the first copy or above the last.
+    Each of several values, such as one per layer, shall lie between the values of two copies whose
+    numbers of bits are neighbours in `BITS_OF_COPIES`. More bits give larger values. None means
+    that no further copy is needed: each value lies between two such copies, below the copy of the
+    fewest bits, or above that of the most.
 
     Args:
-        values: The values that are to be bracketed.
-        measured_copies: For each copy measured so far, by its bits, what was measured of it: a
-            number to compare with each of `values`.
+        values: The values that shall lie between those of copies.
+        measured_copies: For each copy that has been measured, by its bits, its values: a number to
+            compare with each of `values`.
     """
     for index, value in enumerate(values):
         bits_below = []
@@ -56,7 +60,7 @@ def next_bits(
 
         candidates = [bits for bits in BITS_OF_COPIES if low < bits < high]
         if not candidates:
-            continue  # this value is bracketed
+            continue  # this value needs no further copy
         if not measured_copies:
             return FIRST_BITS
         # The next more bits than those of the copy below; without one, the next fewer.
@@ -68,65 +72,76 @@ def next_bits(
 def interpolated_bits(
     value: Float[Tensor, " r"], bits: Sequence[int], values_of_copies: Float[Tensor, "k r"]
 ) -> Float[Tensor, " r"]:
-    """Return to how many bits a model is rounded when its copy has a value, interpolated linearly.
+    """Return the number of bits at which a rounded copy of a model would have this value.
 
-    The k copies of a model were rounded to known numbers of bits, and a measure gave a value for
-    each. Values should rise with the bits: a copy whose value is below that of an earlier one
-    takes the value of the earlier one. A value below those of all copies gives the fewest bits,
-    and a value above all of them the most.
+    A measure gave a value for each of k copies of the model, whose weights are rounded to known
+    numbers of bits. Between these points the number of bits is interpolated linearly. A value that
+    is not above that of the first copy gives the fewest bits, and a value above those of all
+    copies the most.
+
+    The value of copies should rise with their bits. If a copy has a smaller value than one of
+    fewer bits, the larger value is used for it (a running maximum). Several copies may then have
+    one value: this value gives the fewest of their bits, and anything above it more than the most
+    of their bits.
 
     Args:
-        value: A value and then its jackknife replicates, each of which is read by itself.
+        value: A value and then its jackknife replicates. Each gives a number of bits by itself.
         bits: The bits of the k copies, in rising order.
-        values_of_copies: The value of each copy, with the same replicates.
+        values_of_copies: The value of each copy, and then its replicates, in the same order.
     """
-    rising = values_of_copies.cummax(0).values
-    reading = torch.full_like(value, float(bits[0]))
+    running_maximum = values_of_copies.cummax(0).values
+    result = torch.full_like(value, float(bits[0]))
     for upper in range(1, len(bits)):
         lower = upper - 1
-        step = (rising[upper] - rising[lower]).clamp(min=LEAST_STEP)
-        share = ((value - rising[lower]) / step).clamp(0, 1)
+        step = (running_maximum[upper] - running_maximum[lower]).clamp(min=LEAST_STEP)
+        share = ((value - running_maximum[lower]) / step).clamp(0, 1)
         interpolated = bits[lower] + share * (bits[upper] - bits[lower])
-        reading = torch.where(value > rising[lower], interpolated, reading)
-    return reading
+        result = torch.where(value > running_maximum[lower], interpolated, result)
+    return result
 
 
 def reading_interval(
     value: Float[Tensor, " r"], bits: Sequence[int], values_of_copies: Float[Tensor, "k r"]
 ) -> Estimate:
-    """Return to how many bits a model is rounded when its copy has a value, with a 95 % interval.
+    """Return the number of bits at which a rounded copy would have this value, with its interval.
 
-    The k copies of a model were rounded to known numbers of bits, and a measure gave a value for
-    each. For every candidate number of bits between the first and the last of `BITS_OF_COPIES`,
-    the value that a copy of so many bits would have is interpolated linearly between the copies,
-    or extrapolated from the outer two. The interval spans the result and all candidates for which
-    the interval of the difference between the value and that of the copy holds 0 (Fieller 1954).
+    A measure gave a value for each of k copies of a model, whose weights are rounded to known
+    numbers of bits; see `interpolated_bits` for the estimate. The 95 % interval is found by
+    testing each number of bits on a grid (Fieller 1954). The grid spans all of `BITS_OF_COPIES`,
+    although only some of these copies may have been measured.
+
+    For a number of bits on the grid, the value of such a copy is interpolated linearly between the
+    measured copies, or extrapolated from the two at the end. The number of bits is plausible if
+    the jackknife interval of the given value minus that of such a copy includes 0. The result's
+    interval spans the estimate and all plausible numbers of bits.
 
     Args:
         value: The value and then its jackknife replicates.
-        bits: The bits of the k copies, in rising order.
-        values_of_copies: The value of each copy, with the same replicates.
+        bits: The bits of the k measured copies, in rising order; k is at least 2.
+        values_of_copies: The value of each copy, and then its replicates, in the same order.
     """
-    candidates = torch.arange(
+    grid = torch.arange(
         BITS_OF_COPIES[0],
-        BITS_OF_COPIES[-1] + INTERVAL_STEP / 2,
+        BITS_OF_COPIES[-1] + INTERVAL_STEP / 2,  # half a step more, so that the end is included
         INTERVAL_STEP,
         dtype=value.dtype,
         device=value.device,
     )
-    bits_of_copies = torch.tensor(bits).to(candidates)
-    # A copy whose value is below that of an earlier one is replaced by that copy.
+    bits_of_copies = torch.tensor(bits).to(grid)
+    # If a copy has a smaller value than one of fewer bits, the latter takes its place, with all
+    # replicates.
     rising = values_of_copies[values_of_copies[:, 0].cummax(0).indices]
 
-    # The indices of the copies around each candidate; the outer two copies beyond the ends.
-    below = torch.bucketize(candidates, bits_of_copies[1:-1])
+    # The indices of the two copies that each number of bits lies between. Without the outer two
+    # copies among the boundaries, numbers beyond the ends get the first two or the last two.
+    below = torch.bucketize(grid, bits_of_copies[1:-1])
     above = below + 1
     width = bits_of_copies[above] - bits_of_copies[below]
-    share = ((candidates - bits_of_copies[below]) / width)[:, None]
-    expected = torch.lerp(rising[below], rising[above], share)  # (candidates, r)
-    difference = with_interval(value - expected)
-    holds_zero = (difference.low <= 0) & (difference.high >= 0)
+    share = ((grid - bits_of_copies[below]) / width)[:, None]
+    value_of_copy = torch.lerp(rising[below], rising[above], share)  # (grid, r)
+    difference = with_interval(value - value_of_copy)
+    is_plausible = (difference.low <= 0) & (difference.high >= 0)
 
-    reading = interpolated_bits(value[:1], bits, values_of_copies[:, :1])  # without replicates
-    not_excluded = torch.cat([candidates[holds_zero], reading])
-    return Estimate(reading[0], not_excluded.min(), not_excluded.max())
+    estimate = interpolated_bits(value[:1], bits, values_of_copies[:, :1])  # without replicates
+    plausible_bits = torch.cat([grid[is_plausible], estimate])
+    return Estimate(estimate[0], plausible_bits.min(), plausible_bits.max())

@@ -172,7 +172,8 @@ class BatchNull:
         """Return the null of each pair of models.
 
         Args:
-            values: What the measure says of each pair of models, before `LayerMeasure.ratios`.
+            values: The values of each pair of models. For a measure that is a ratio, such as CKA,
+                they are the numerators.
 
         Returns:
             For each pair of models "null", the mean value by chance, (l, m); "tested", the value

@@ -16,8 +16,8 @@ from thinkalike.measures.moments import VARIANCE_ROUNDING, KeyPair, Moments, Pai
 # The penalty of a ridge regression; None: it is chosen by cross-validation over documents.
 Ridge = Annotated[float | None, Within(least=0)]
 
-# Singular values below this share of the largest are rounding, in a matrix that was ever in
-# float32.
+# Singular values below this share of the largest are only rounding errors if the matrix was ever
+# in float32.
 SINGULAR_VALUE_ROUNDING = 1e-6
 
 
@@ -70,17 +70,18 @@ def least_squares(
 ) -> AffineMap:
     """Return the W and b that minimise Σᵢ ‖yᵢ - W xᵢ - b‖² + ridge ‖W‖².
 
-    W = Y'X (X'X + ridge I)⁺ on centred rows. The penalty stands beside a sum over rows, as in
+    W = Y'X (X'X + ridge I)⁺ on centred rows. The penalty is added to a sum over rows, as in
     scikit-learn, and does not apply to b. At ridge=0 and a singular X'X (n <= d, or the states of
-    a LayerNorm) W is the solution of least norm: directions with less than 1e-12 of the largest
-    variance get none.
+    a LayerNorm) W is the solution of least norm: it is 0 in directions with less than 1e-12 of the
+    largest variance.
 
     Args:
         moments: The moments of the states.
         pair: The layer pair.
         ridge: The penalty; None: it is chosen by cross-validation over the documents of
             `HalvedMoments`.
-        bias: Whether there is a b; without it, large means cost digits.
+        bias: Whether there is a b. Without it the states are not centred, so that large means cost
+            digits.
 
     Raises:
         ValueError: The ridge is not a number >= 0, or is None without `HalvedMoments`.
@@ -122,7 +123,8 @@ def reduced_rank(
         rank: The greatest rank that W may have.
         ridge: The penalty; None: it is chosen by cross-validation over the documents of
             `HalvedMoments`.
-        bias: Whether there is a b; without it, large means cost digits.
+        bias: Whether there is a b. Without it the states are not centred, so that large means cost
+            digits.
 
     Raises:
         ValueError: The rank is not in 1..min(d, e), or the ridge is not a number >= 0, or is None
@@ -220,7 +222,10 @@ def _map_through_means(statistics: PairStatistics, weight: Float[Tensor, "e d"])
 
 
 def _ridge_weight(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
-    """Return W = Y'X (X'X + ridge I)⁺, without the directions of X that are only rounding.
+    """Return the weight of a ridge regression of Y on X, W = Y'X (X'X + ridge I)⁺.
+
+    In the pseudo-inverse, eigenvalues of X'X + ridge I that may be only rounding errors count as
+    0. W is then 0 in the directions of their eigenvectors.
 
     Args:
         statistics: `xx` is X'X and `xy` is X'Y.
@@ -233,8 +238,10 @@ def _ridge_weight(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e 
         raise ValueError(f"ridge={ridge} is not a number >= 0")
     values, vectors = torch.linalg.eigh(statistics.xx)
     penalised = values.clamp(min=0) + ridge  # rounding may leave eigenvalues below 0
-    # `noise` is what rounding of states with this mean can leave of an eigenvalue of 0.
-    is_significant = penalised > VARIANCE_ROUNDING * penalised[-1] + statistics.noise
-    inverse = torch.where(is_significant, 1 / penalised, 0)
+    # Where states do not vary in a direction, the exact eigenvalue of X'X is 0. The one that is
+    # computed may be as large as this, in part because rounding of a large mean looks like
+    # variance (`noise`). A penalty above it keeps all directions.
+    largest_rounding = VARIANCE_ROUNDING * penalised[-1] + statistics.noise
+    inverse = torch.where(penalised > largest_rounding, 1 / penalised, 0)
     weight: Tensor = (statistics.xy.T @ vectors * inverse) @ vectors.T
     return weight

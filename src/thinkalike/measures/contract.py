@@ -260,11 +260,12 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 
     @property
     def fewest(self) -> int:
-        """The fewest rows that can be compared."""
+        """The least number of rows that can be compared."""
         return 4
 
     @property
     def needed_by(self) -> str:
+        """What needs the least number of rows, for errors; "": any use of the measure."""
         return ""
 
     def __post_init__(self) -> None:
@@ -361,7 +362,11 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 
     @property
     def _is_of_others(self) -> bool:
-        """Whether the class is not of this package, so that `compare` may change what it gets."""
+        """Whether the class is not of this package.
+
+        Its `prepare` and `compare` may then change tensors that they are given, so that they get
+        copies.
+        """
         return type(self).__module__.partition(".")[0] != __name__.partition(".")[0]
 
     @classmethod
@@ -430,8 +435,8 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     ) -> list[list[tuple[str, Tensor]]]:
         """Return groups of layers, each of which is prepared in one call.
 
-        On a GPU a group has all layers of one width, if the measure has `prepare_all`. Otherwise
-        each layer is a group of its own.
+        On a GPU a group has all layers of one width, if the measure can prepare layers at once
+        (`prepare_all`). Otherwise each layer is a group of its own.
 
         Args:
             named_layers: The name and the states (n, d) of each layer.
@@ -723,7 +728,7 @@ class Batch(NamedTuple):
         Raises:
             ValueError: The mask or the labels do not fit the states, or row counts differ.
         """
-        layers, names, layers_of_model = self._different_layers(pairs)
+        layers, names, layers_of_model = self._distinct_layers(pairs)
         dtype = common_dtype(layers)
         token_indices = None
         if self.mask is not None:
@@ -743,7 +748,7 @@ class Batch(NamedTuple):
             tokens = tokens[order]
         return BatchRows(rows, names, order, documents[order], tokens), layers_of_model
 
-    def _different_layers(
+    def _distinct_layers(
         self, pairs: Sequence[Pair]
     ) -> tuple[list[Tensor], list[str], dict[int, tuple[int, ...]]]:
         """Return the distinct layers of the compared models.

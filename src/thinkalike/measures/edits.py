@@ -173,7 +173,7 @@ def edit(
 def _edit_of_unknown_size(operation: Operation, amount: float = math.nan) -> Edit:
     """Return an edit with an operation, whose size, spread and norm are NaN and that has no axis.
 
-    `edit` fills them in where they can be computed.
+    The caller, `edit`, replaces them by numbers where they can be computed.
 
     Args:
         operation: What was done.

@@ -88,7 +88,12 @@ def interval_around(
     value: Annotated[Float[Tensor, "*s"], Within()],
     half: Annotated[Float[Tensor, "*#s"] | float, Within(least=0, allows_infinity=True)],
 ) -> Estimate:
-    """Return the estimate value ± half, where `half` is one number for all values, or one each."""
+    """Return the estimate with the interval value ± half.
+
+    Args:
+        value: The values.
+        half: Half the width of the interval, as one number for all values or one for each.
+    """
     return Estimate(value, value - half, value + half)
 
 
@@ -173,17 +178,19 @@ def jackknife(
 def without_parts(
     sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]
 ) -> Float[Tensor, " r *s"]:
-    """Return the total without one part of the documents, for each of the r parts with documents.
+    """Return a sum over all documents but those of one part, for each part in turn (jackknife).
 
-    If there are too few documents for a jackknife interval, the result is empty, r = 0.
+    Documents are divided into `JACKKNIFE_PARTS` parts. Only the r parts that have documents are
+    left out in turn. If there are too few documents for a jackknife interval, the result is empty,
+    r = 0.
 
     Args:
         sums: The sum over the documents of each of the `JACKKNIFE_PARTS` parts.
-        documents: The number of the document of each row, by `numbered_by_part`: the remainder of
-            division by `JACKKNIFE_PARTS` is the part.
+        documents: Which document each row is of, as a number whose remainder of division by
+            `JACKKNIFE_PARTS` is the document's part, see `numbered_by_part`.
     """
-    different_documents, row_counts = documents.unique(return_counts=True)
-    parts_with_documents = (different_documents % JACKKNIFE_PARTS).unique()
+    distinct_documents, row_counts = documents.unique(return_counts=True)
+    parts_with_documents = (distinct_documents % JACKKNIFE_PARTS).unique()
     if not has_interval(effective_number(row_counts)):
         parts_with_documents = parts_with_documents[:0]
     return sums.sum(0) - sums[parts_with_documents]

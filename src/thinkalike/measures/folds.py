@@ -66,17 +66,17 @@ def stimulus_folds(
 
 
 def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Return a number for the group of each row, such that number % 10 says the group's part.
+    """Number the groups of rows so that number % 10 is the part of a group, and return each row's.
 
-    The `JACKKNIFE_PARTS` = 10 parts, which the jackknife leaves out in turn, have nearly equal
-    numbers of rows. Fewer than 10 groups are a part each. Rows have the same number if and only if
-    they are of one group.
+    The jackknife leaves out one of `JACKKNIFE_PARTS` = 10 parts at a time. They have nearly equal
+    numbers of rows. If there are fewer than 10 groups, each is a part. Rows have the same number
+    if and only if they are of one group.
 
     Args:
         groups: The group of each row, as any numbers.
     """
-    different_groups, group_of_row = torch.unique(groups.cpu(), return_inverse=True)
-    group_count = len(different_groups)
+    distinct_groups, group_of_row = torch.unique(groups.cpu(), return_inverse=True)
+    group_count = len(distinct_groups)
     if group_count >= JACKKNIFE_PARTS:
         part_of_row = stimulus_folds(len(groups), JACKKNIFE_PARTS, groups=groups)
     else:

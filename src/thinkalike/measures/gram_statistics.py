@@ -387,10 +387,11 @@ def left_out_statistics(
     sizes: Sequence[int],
     products: Mapping[Pair, Float[Tensor, "p p l m"]],
 ) -> GramStatistics:
-    """Return what HSIC needs of K = X X' for 1 + p sets: all rows, and all but those of each part.
+    """Return what HSIC needs of Gram matrices K = X X', of all rows and without each part of them.
 
-    The statistics are, without the diagonals of the Gram matrices K: the inner product of every
-    two layers' matrices, and the sum of each row; and the diagonals themselves.
+    The jackknife needs HSIC for 1 + p sets of rows: all rows, and all but those of each of p
+    parts. The statistics are the diagonal of each layer's K and, without these diagonals, the
+    inner product of the K of every two layers and the sum of each row of K.
 
     Args:
         rows: The rows X of each layer.

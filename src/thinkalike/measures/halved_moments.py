@@ -15,7 +15,7 @@ from thinkalike.measures.moments import (
     LayerStates,
     Moments,
     PairStatistics,
-    different_pairs,
+    distinct_pairs,
 )
 from thinkalike.measures.ridge_penalty import bases_of, penalty_of
 
@@ -29,7 +29,7 @@ class HalvedMoments:
     """
 
     def __init__(self, pairs: Iterable[KeyPair], both: bool = True):
-        self.pairs = different_pairs(pairs)
+        self.pairs = distinct_pairs(pairs)
         self.halves = [Moments(self.pairs, both), Moments(self.pairs, both)]
 
     def update(

@@ -53,10 +53,11 @@ def cka(
     """Return HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)) of the Gram matrices K of X and L of Y.
 
     It is in [-1, 1] up to rounding, [0, 1] if biased, and differentiable. Features are centred and
-    multiplied in float32, or a wider dtype, and summed in float64. This is the plain ratio;
-    `thinkalike.compare(X, Y)` also subtracts the bias that a jackknife over stimuli estimates,
-    which is large for few rows, and has the plain ratio in its column `uncorrected`, or with
-    aggregate="mean_of_ratios" in `value`.
+    multiplied in float32, or a wider dtype, and summed in float64.
+
+    This is the plain ratio. `thinkalike.compare(X, Y)` also subtracts its bias, which is large for
+    few rows and estimated by a jackknife over stimuli. Its table has the plain ratio in the column
+    `uncorrected`, or with aggregate="mean_of_ratios" in the column `value`.
 
     Args:
         X, Y: Features, with row i of both from stimulus i; widths and dtypes may differ.

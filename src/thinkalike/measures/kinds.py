@@ -52,11 +52,15 @@ TEXT_OR_BYTES = (str, bytes, bytearray, memoryview)  # sequences that are no lis
 
 
 def kind_of(column: pd.Series) -> str:
-    """Return the kind, one of `KINDS`, that the type and the values of a column imply.
+    """Return the kind of feature that the type and the values of a column imply.
 
-    Missing and infinite values do not count. Columns of numbers, also as objects of Python, are
-    numeric, or continuous with `FEWEST_CONTINUOUS` different values of which one has a fraction or
-    is beyond 2^53. Ordered categories are ordinal; all other columns are nominal.
+    - Columns of numbers, also as objects of Python, are "numeric". They are "continuous" if they
+      have at least `FEWEST_CONTINUOUS` distinct values, of which one has a fraction or is beyond
+      2^53.
+    - Ordered categories are "ordinal".
+    - All other columns are "nominal".
+
+    Missing and infinite values do not count.
     """
     if isinstance(column.dtype, pd.CategoricalDtype):
         if column.cat.ordered:
@@ -236,7 +240,7 @@ def level_of(value: float, levels: Sequence[Level] | None) -> Level | None:
     """Return the value of a table that a number stands for; None for NaN, a missing value.
 
     Args:
-        value: The number, from `FeatureColumns.read`.
+        value: The number, as `FeatureColumns.read` returned it.
         levels: The levels of its feature, where number k stands for level k; None: the number is
             the value itself.
     """

@@ -57,7 +57,8 @@ def token_loss(
         states: The last residuals.
         finish: The final norm and the unembedding.
         targets: The id of the token that follows each token.
-        chunk: How many tokens a chunk has; None: `CHUNK`, or fewer if the vocabulary is large.
+        chunk: How many tokens a chunk has; None: a fixed number (`CHUNK`), or fewer if the
+            vocabulary is large.
 
     Raises:
         ValueError: A target is not in the vocabulary, or `finish` does not return logits.
@@ -122,7 +123,8 @@ def token_kl(
         states: The last residuals, once or k times with the same reference.
         finish: The final norm and the unembedding.
         reference: The last residuals of the reference, which gets no gradient.
-        chunk: How many tokens a chunk has; None: `CHUNK`, or fewer if the vocabulary is large.
+        chunk: How many tokens a chunk has; None: a fixed number (`CHUNK`), or fewer if the
+            vocabulary is large.
 
     Raises:
         ValueError: `finish` does not return logits.

@@ -42,7 +42,7 @@ class CKAResult(LayerPairEstimate):
         is_unbiased: bool,
         **estimate_arguments: Unpack[EstimateArguments],
     ):
-        """Make a `LayerPairEstimate` of its arguments, and store what CKA has beside it.
+        """Store the CKA of the layer pairs with its intervals, and what only CKA has.
 
         Args:
             leverages: The largest share of each layer's variance that a single row decides: those

@@ -46,12 +46,15 @@ class PairStatistics(NamedTuple):
 
     @property
     def noise(self) -> Float[Tensor, ""]:
-        """The greatest trace of `xx` that rounding can leave of constant states of the source."""
+        """The greatest trace of `xx` that rounding errors cause where source states are constant.
+
+        It grows with the mean of the states, of which rounding errors are a share.
+        """
         return self.n * (VARIANCE_ROUNDING * self.mean_x).square().sum()
 
     @property
     def is_constant(self) -> bool:
-        """Whether the source's states are the same in all rows, but for rounding."""
+        """Whether the source's states are the same in all rows, except for rounding errors."""
         return bool(self.xx.trace() <= self.noise)
 
     @property
@@ -98,7 +101,7 @@ class PairStatistics(NamedTuple):
         )
 
 
-def different_pairs(pairs: object) -> list[KeyPair]:
+def distinct_pairs(pairs: object) -> list[KeyPair]:
     """Return each pair of layers once, in the order in which they first occur.
 
     Args:
@@ -108,15 +111,15 @@ def different_pairs(pairs: object) -> list[KeyPair]:
         ValueError: It has something that is not a tuple of two, or nothing.
     """
     try:
-        different = list(dict.fromkeys(pairs))  # type: ignore[call-overload]
+        distinct = list(dict.fromkeys(pairs))  # type: ignore[call-overload]
     except TypeError:
-        different = []
-    are_pairs = all(isinstance(pair, tuple) and len(pair) == 2 for pair in different)
-    if not different or not are_pairs:
+        distinct = []
+    are_pairs = all(isinstance(pair, tuple) and len(pair) == 2 for pair in distinct)
+    if not distinct or not are_pairs:
         raise ValueError(
             f"pairs={shown(pairs)} must be pairs of a source layer and a target layer, as [(0, 0)]"
         )
-    return different
+    return distinct
 
 
 class Moments:
@@ -137,7 +140,7 @@ class Moments:
         These are the given pairs, each source layer with itself and, if maps of both directions
         are to be fitted (`both`), each target layer with itself.
         """
-        self.pairs = different_pairs(pairs)
+        self.pairs = distinct_pairs(pairs)
         across = [(("source", source), ("target", target)) for source, target in self.pairs]
         layers = [layer for pair in across for layer in pair]
         self._layers: list[ModelKey] = list(dict.fromkeys(layers))

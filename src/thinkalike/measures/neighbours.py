@@ -19,7 +19,7 @@ from thinkalike.ranges import parameter
 
 NEIGHBOURS = 10
 
-# As many as a batch has rows at most.
+# The largest k. No batch has more rows.
 MOST_NEIGHBOURS = 10**8
 
 # Memberships of neighbours are compared in blocks of this many entries. Their sums are whole
@@ -29,11 +29,12 @@ MEMBERSHIPS_AT_ONCE = 2**24
 # Similarities of one layer are computed in blocks of this many entries.
 SIMILARITIES_AT_ONCE = 2**22
 
-# All pairs of so many rows of a group take a CPU ten to thirty seconds; more are refused there.
+# The most rows of a group on a CPU, where comparing all pairs of them takes ten to thirty seconds.
+# A GPU has no such limit.
 MOST_ROWS = 2**15
 
-# Directions must be apart by this many roundings of a cosine, in the mean square of their
-# distance; else cosines are computed in float64.
+# If the mean squared distance of directions is at most this many rounding errors of a cosine,
+# cosines are computed in float64.
 ROUNDINGS_APART = 100
 
 # The order of equally near rows is the same in every layer, batch and job.
@@ -51,8 +52,8 @@ def mutual_knn(
     m = 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / k, with S(i) the k rows of greatest cosine similarity with row
     i, without i itself (Huh et al. 2024, "The Platonic Representation Hypothesis", appendix A). It
     is in [0, 1]; features that have nothing in common give k / (n - 1) on average. It has no
-    gradient. Cosines have the precision of the states, at least float32, or float64 where all rows
-    point nearly the same way.
+    gradient. Cosines have the precision of the states, at least float32. If all rows point nearly
+    the same way, it is float64.
 
     Args:
         X, Y: Row i of both belongs to stimulus i; widths and dtypes may differ.
@@ -63,7 +64,7 @@ def mutual_knn(
     Raises:
         ValueError: No group has k + 2 rows, X and Y differ in n, n < k + 2, a value is not finite,
             a row is zero, or all rows are the same, or all rows of each group. On a CPU also if a
-            group has more than `MOST_ROWS` rows.
+            group has more than `MOST_ROWS` = 2^15 rows.
 
     >>> X = torch.randn(20, 4)
     >>> float(mutual_knn(X, 5 * X, k=3))
@@ -88,7 +89,7 @@ def mutual_knn(
 
 
 def neighbours(k: int) -> str:
-    """Return "k=10 neighbours of a row" for k = 10, the subject of an error about too few rows."""
+    """Return "k=10 neighbours of a row" for k = 10, for errors that these need more rows."""
     return f"k={k} neighbours of a row"
 
 
@@ -97,7 +98,7 @@ def directions(
 ) -> Float[Tensor, "kept d"]:
     """Return each row divided by its norm, in the order of their groups, without gradients.
 
-    They are in float64 where all rows point nearly the same way, as cosines then need its digits.
+    If all rows point nearly the same way, they are in float64, as cosines then need its digits.
 
     Args:
         features: The states of one layer.
@@ -143,10 +144,11 @@ def nearest_rows(
 ) -> Int[Tensor, "g s k"]:
     """Return the k rows of the same group that are nearest to each row, without the row itself.
 
-    If several rows are as near as the k-th, those that come first in `tie_order` are taken, in
-    every layer alike. Copies of one token in two embeddings are therefore shared neighbours: both
-    models put them next to each other. How many rows are compared at a time does not depend on the
-    number of layers, so that a layer has the same neighbours whichever other layers are compared.
+    If several rows are as near as the k-th, a fixed order decides between them (`tie_order`), the
+    same in every layer. Copies of one token in two embeddings are therefore shared neighbours:
+    both models put them next to each other. How many rows are compared at a time does not depend
+    on the number of layers, so that a layer has the same neighbours whichever layers it is
+    compared with.
 
     Args:
         unit_rows: Rows of length 1.
@@ -283,7 +285,7 @@ class OfNeighbours(LayerMeasure[Prepared]):
 
     @property
     def needed_by(self) -> str:
-        """The subject of an error that says that rows are fewer than `fewest`."""
+        """What needs this many rows, for errors about too few: "k=10 neighbours of a row"."""
         return neighbours(self.neighbours)
 
 
@@ -305,15 +307,18 @@ class MutualKNN(OfNeighbours[Tensor]):
     compares_within_groups = True
 
     def __post_init__(self) -> None:
-        """Raise a ValueError if a group has fewer rows than k neighbours of a row need."""
+        """Raise a ValueError if a setting is out of range, or a group has fewer than k + 2 rows.
+
+        A row needs k neighbours in its group, and one row more that is no neighbour.
+        """
         super().__post_init__()
         if self.groups is None:
             return
-        smallest = min((size for _, size in self.groups.counts_and_sizes), default=0)
-        if smallest < self.fewest:
+        smallest_size = min((size for _, size in self.groups.counts_and_sizes), default=0)
+        if smallest_size < self.fewest:  # the least number of rows that a comparison needs
             raise ValueError(
-                f"{self.needed_by} need {self.fewest} rows of its group, and one has {smallest}: "
-                "choose a smaller k"
+                f"{neighbours(self.neighbours)} need {self.fewest} rows of its group, and one has "
+                f"{smallest_size}: choose a smaller k"
             )
 
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Int[Tensor, "kept k"]:

@@ -124,11 +124,12 @@ class ResidualStates:
 
     @takes_arrays
     def of(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
-        """Return states less what their word, its position and the earlier tokens predict.
+        """Return states minus what their word, its position and the earlier tokens predict.
 
-        The `kept` rows are those that `self.rows` lists, in float64. If there are covariates, the
-        result is also divided by the largest absolute entry that the states have after the means
-        of word and position were subtracted.
+        Only rows whose word occurs often enough are returned, in float64: those whose numbers are
+        in `rows`, in this order. If there are covariates, the result is also divided by the
+        largest absolute entry that the states have after the means of word and position were
+        subtracted.
         """
         without_means = self._without_means(states)
         if self._covariate_predictor is None:
@@ -192,9 +193,10 @@ def principal_components(states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
 
 
 def functions_of_position(position: Int[Tensor, " n"]) -> Float[Tensor, "n f"]:
-    """Return f = `POSITION_FUNCTIONS` functions of each row's position t ≥ 0, in float64.
+    """Return the values of f functions at each row's position t ≥ 0, in float64.
 
-    They are t, log (1 + t), 1 / (1 + t), 1 / √(1 + t), the indicators of the first
+    A linear map of these values can express many ways in which states depend on the position. The
+    functions are t, log (1 + t), 1 / (1 + t), 1 / √(1 + t), the indicators of the first
     `FIRST_POSITIONS` positions, and those of ranges of later positions up to `LAST_POSITION`,
     whose ends grow by a constant factor. Each is divided by its standard deviation over the rows,
     unless it is constant.

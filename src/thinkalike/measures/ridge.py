@@ -36,8 +36,8 @@ def fold_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     """Return the fold, 0..`FOLDS` - 1, of each row, such that no document is in two folds.
 
     Args:
-        documents: The number of the document of each row, by `numbered_by_part`, so that folds
-            have nearly equal sizes.
+        documents: A number for the document of each row. With the numbers that `numbered_by_part`
+            gives documents, folds have nearly equal sizes.
     """
     part = documents % JACKKNIFE_PARTS  # the part that the jackknife leaves out
     return part % FOLDS  # whole parts make up each fold
@@ -119,11 +119,12 @@ class HeldOut:
 
 
 class Predictor:
-    """States that predict others of the same rows, by ridge regression.
+    """Predicts states from other states of the same rows, on held-out documents, by ridge maps.
 
-    For each of `FOLDS` folds of documents, W minimises Σ ‖y - ȳ - W (x - x̄)‖² + λ ‖W‖² over the
-    rows outside, and predicts those inside. The λ of a fold is the `best_penalty` of the maps of
-    the *other* folds, so that no row is judged by what was chosen for it.
+    Documents are divided into `FOLDS` folds. The map W for a fold minimises
+    Σ ‖y - ȳ - W (x - x̄)‖² + λ ‖W‖² over the rows of the remaining folds, and predicts y for the
+    rows of the fold. The λ of a fold is the one with which the maps of the *other* folds predict
+    best (`best_penalty`), so that no row has a say in the λ by which it is predicted.
 
     Args:
         x: The states.
@@ -270,9 +271,14 @@ def both_ways(first: Predictor, second: Predictor) -> Float[Tensor, "2 replicate
 
 
 def bytes_of_predictor(rows: int, width: int) -> float:
-    """Return how many bytes a `Predictor` takes, in float64.
+    """Return how many bytes a ridge predictor (`Predictor`) takes, in float64.
 
-    It holds its states, the same in the bases of their folds, and two matrices for each fold.
+    It holds its states, the same states in the basis of their fold, and two matrices for each
+    fold.
+
+    Args:
+        rows: The number of its states.
+        width: Their width.
     """
     states = 2 * rows * width
     matrices = 2 * FOLDS * width**2

@@ -1,8 +1,8 @@
 """The penalty of a ridge regression, chosen by cross-validation over documents.
 
-Least squares on few rows overfits, and its R² on other rows falls far below 0. Rows of one
-document depend on each other, so that the penalty is judged on other documents than the map is
-fitted on. A penalty may grow without bound, to the map 0 of R² 0.
+Least squares on few rows overfits, and its R² on further rows falls far below 0. Rows of one
+document depend on each other, so that a penalty is judged on documents that the map was not fitted
+on. An infinite penalty gives the map 0, whose R² is 0.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from torch import Tensor
 
 from thinkalike.measures.moments import PairStatistics
 
-# The penalties that are tried, in units of the mean variance of the states that predict.
+# The penalties that are tried, as multiples of `Basis.unit`, the number of rows times the mean
+# variance of a dimension of the predicting states.
 PENALTIES = torch.logspace(-12, 6, 55, dtype=torch.float64)
 
-# A map must predict better than the mean by more than this many standard errors over the parts,
-# else the map 0 takes its place. At exactly 1, a gain in a single part of all would pass.
+# A map must predict better than the mean by more than this many standard errors over the held-out
+# parts, else the map 0 takes its place. At exactly 1, a gain in a single part would be enough.
 FEWEST_STANDARD_ERRORS = 1 + 1e-6
 
 
 class Basis(NamedTuple):
-    """The eigenvectors of Σ (x - x̄)(x - x̄)', in which ridge regressions on x are diagonal.
+    """The eigenvectors of Σ (x - x̄)(x - x̄)', in whose coordinates ridge regressions are diagonal.
 
     Attributes:
         values: The eigenvalues, in rising order.
@@ -39,11 +40,12 @@ class Basis(NamedTuple):
 
     @classmethod
     def of(cls, products: Float[Tensor, "d d"], rows: int | None = None) -> Basis:
-        """Return the eigenvalues and eigenvectors of centred products.
+        """Return the eigenvalues and eigenvectors of a matrix of sums of centred products.
 
         Args:
-            products: Σ (x - x̄)(x - x̄)' over some rows.
-            rows: How many rows these are: there are at most as many eigenvectors. None: all d.
+            products: The matrix Σ (x - x̄)(x - x̄)' over some rows.
+            rows: How many rows these are. At most as many eigenvectors are returned, namely those
+                with the largest eigenvalues. None: all d.
         """
         values, vectors = torch.linalg.eigh(products)
         rank = min(rows or len(values), len(values))  # further eigenvalues are only rounding
@@ -51,10 +53,11 @@ class Basis(NamedTuple):
 
     @property
     def unit(self) -> Float[Tensor, ""]:
-        """The unit of penalties: Σ ‖x - x̄‖² / d over all rows, for states of width d.
+        """The unit of ridge penalties: Σ ‖x - x̄‖² / d over all rows, for states of width d.
 
-        It is the number of rows times the mean variance of a dimension. For constant states it is
-        the smallest number above 0.
+        It is the number of rows times the mean variance of a dimension. Penalties are multiples of
+        it, so that they do not depend on the scale of the states. For constant states it is the
+        smallest number above 0.
         """
         smallest = torch.finfo(self.values.dtype).tiny
         return (self.values.sum() / len(self.vectors)).clamp(min=smallest)
@@ -109,12 +112,14 @@ def best_penalty(gains: Float[Tensor, "k p"], penalties: Float[Tensor, " p"]) ->
 
 
 class HalfBasis(NamedTuple):
-    """The basis of one half of the documents, with the products of the other half in it.
+    """The basis of one half of the documents, and how the states of the other half vary in it.
+
+    Maps are fitted on this half and judged on the other one.
 
     Attributes:
-        basis: The basis of the half.
-        other_products: V' Σ x x' V over the rows of the other half, in the unit of all rows. It is
-            about the mean of the half.
+        basis: The basis V of this half.
+        other_products: V' Σ (x - x̄)(x - x̄)' V over the rows x of the other half, where x̄ is the
+            mean of this half. It is divided by `Basis.unit` of all rows.
     """
 
     basis: Basis
@@ -122,14 +127,15 @@ class HalfBasis(NamedTuple):
 
 
 def bases_of(halves: Sequence[PairStatistics]) -> tuple[Basis, list[HalfBasis]]:
-    """Return eigenvector bases of the states x: of all rows, and of each half of the documents.
+    """Return the eigenvectors of the states' covariance, for all rows and for each half of them.
 
     Args:
-        halves: The statistics of each half. A single entry, of all rows, is also accepted; then
-            no bases of halves are returned.
+        halves: The statistics of the states in each half of the documents. A single entry, of all
+            rows, is also accepted; then no bases of halves are returned.
 
     Returns:
-        The basis of all rows, and for each half its basis with the products of the other half.
+        The basis of all rows, and for each half its own basis, in which the states of the other
+        half are expressed as well, see `HalfBasis`.
     """
     joint = reduce(PairStatistics.joined, halves)
     basis_of_all = Basis.of(joint.xx, joint.n)
@@ -137,11 +143,12 @@ def bases_of(halves: Sequence[PairStatistics]) -> tuple[Basis, list[HalfBasis]]:
     if len(halves) > 1:
         for fitted_half, judging_half in zip(halves, reversed(halves), strict=True):
             basis = Basis.of(fitted_half.xx, fitted_half.n)
-            # The products of the judging half are about its own mean; about that of the fitted
-            # half, with δ the difference of both means, they are larger by n δ δ'.
-            shift = judging_half.mean_x - fitted_half.mean_x
+            # `xx` is a sum of products of deviations from the mean of the judging half itself. For
+            # deviations from the mean of the fitted half, n δ δ' is added, where δ is the
+            # difference of the two means and n the number of rows of the judging half.
+            shift = judging_half.mean_x - fitted_half.mean_x  # δ
             about_fitted_mean = torch.addr(judging_half.xx, shift, shift, alpha=judging_half.n)
-            products = about_fitted_mean / basis_of_all.unit  # the unit of penalties
+            products = about_fitted_mean / basis_of_all.unit
             in_basis = basis.vectors.T @ products @ basis.vectors
             bases_of_halves.append(HalfBasis(basis, other_products=in_basis))
     return basis_of_all, bases_of_halves
@@ -150,10 +157,11 @@ def bases_of(halves: Sequence[PairStatistics]) -> tuple[Basis, list[HalfBasis]]:
 def penalty_of(
     halves: Sequence[PairStatistics], basis_of_all: Basis, bases_of_halves: Sequence[HalfBasis]
 ) -> Float[Tensor, ""]:
-    """Return the λ with which maps of each half of the documents predict the other half best.
+    """Return the penalty λ with which maps fitted on one half of the documents predict the other.
 
-    As λ is added to a sum over rows, the same λ suits the map that is fitted on all rows. It is ∞
-    where no map predicts better than the mean, see `best_penalty`.
+    It is the λ of the best prediction, over both directions. As λ is added to a sum over rows, the
+    same λ suits the map that is fitted on all rows. It is ∞ if no map predicts better than the
+    mean, see `best_penalty`.
 
     Args:
         halves: The statistics of each half.

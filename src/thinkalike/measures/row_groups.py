@@ -124,7 +124,8 @@ class RowGroups:
         """Yield for each size s of groups the rows of its g groups, as a view (g, s, *d).
 
         Args:
-            rows: A value for each row that is in a group, in the order of the groups, `order`.
+            rows: A value for each row that is in a group. The rows of a group stand side by side,
+                in the order that the attribute `order` has.
         """
         start = 0
         for group_count, size in self.counts_and_sizes:
@@ -208,7 +209,11 @@ class RowGroups:
         return effects
 
     def _centre(self, rows: Float[Tensor, "kept d"]) -> Float[Tensor, "kept d"]:
-        """Subtract the mean of each group from rows that stand in `order`, in place."""
+        """Subtract the mean of each group from its rows, in place.
+
+        Args:
+            rows: The rows that are in a group, in the order of the attribute `order`.
+        """
         for block in self.split_by_size(rows):
             block -= block.mean(1, keepdim=True)
         return rows

@@ -39,7 +39,8 @@ class ShiftEstimate(LayerPairEstimate):
         """Store the mean cosine and the mean norms of the states of each layer in both models.
 
         They are matrices (l, l), with a layer's value on the diagonal and NaN elsewhere. The other
-        arguments, such as the distances, are those of a `LayerPairEstimate`.
+        arguments, such as the distances, are those that the estimates of all measures have, see
+        `LayerPairEstimate`.
         """
         super().__init__(**estimates)
         self.cosine = cosine

@@ -97,7 +97,7 @@ class _Unread:
 
 
 def commit_of_model(config: ModelConfig) -> Commit:
-    """Return the commit of a model of the hub: that of its revision, or else of `main`.
+    """Return the commit of a model of the hub: that of its revision, or else of the branch main.
 
     Raises:
         ConfigError: The model is not on the hub.

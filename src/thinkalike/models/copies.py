@@ -78,8 +78,8 @@ def copied(module: ModuleT, copies: dict[int, object] | None = None) -> ModuleT:
 
     Args:
         module: The module.
-        copies: The memo of `deepcopy`, copies by the `id` of the original, where parts of the
-            module were copied already. It is filled. None: nothing was.
+        copies: The memo of `deepcopy`: the copies of parts that were copied already, by the `id`
+            of the original. New copies are added. None: nothing was copied yet.
 
     Raises:
         ModelError: An attribute cannot be copied.

@@ -402,13 +402,18 @@ class Description:
         return f"{name} ({_text_digest(' '.join(texts))})"
 
     def patches(self) -> dict[Trait, str]:
-        """Return, as text, the code of users that libraries run (see `added_to_libraries`).
+        """Return, as text, the code that was added to libraries which the described objects use.
 
-        Beside the libraries that compute in a pass, these are the Python modules that define the
-        classes described so far, and those that they import as modules. Keys are (module or class
-        of a library, name). A function under a name that the library's code never uses replaces
-        nothing: for example, `torch.compile` leaves compiled functions under new names in a
+        Such code belongs to no installed package, such as a method that a user has replaced
+        (see `added_to_libraries`). The libraries are those that compute in a forward pass, the
+        Python modules that define the classes described so far, and the modules that these import.
+
+        A function under a name that the library's code never uses is left out, since it replaces
+        nothing. For example, `torch.compile` leaves compiled functions under new names in a
         library.
+
+        Returns:
+            The text of the code by (module or class of a library, name in it).
         """
         libraries = set()
         for described_class in self.classes:

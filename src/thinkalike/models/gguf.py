@@ -27,7 +27,7 @@ SCALES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.w
 KEEPS_SCALES = ("gpt-oss",)
 
 # What is in the last part of the name of a field that changes a pass. Of these fields transformers
-# reads some for each architecture.
+# reads some for each architecture; `_fill_in` deals with the others.
 CHANGES_A_PASS = re.compile(
     "freq_base|dimension_count|key_length$|epsilon|scale|softcapping|sliding_window|clamp|alibi"
 )
@@ -52,8 +52,8 @@ WITHOUT_EFFECT = {
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
 }
-# ... and the entries of configurations with another name than the field.
-ENTRIES = {
+# ... and those that a configuration of transformers calls by a different name, with this name.
+NAMES_IN_CONFIG = {
     "decoder_block_count": "num_decoder_layers",
     "expert_weights_norm": "norm_topk_prob",
     "shared_kv_layers": "num_kv_shared_layers",
@@ -390,11 +390,12 @@ def _guessed_settings(
 def _fields_without_reader(
     header: Header, config: PreTrainedConfig, prefix: str, read_fields: Collection[str]
 ) -> list[str]:
-    """Return the fields of a GGUF file that may change the model's output, but are not read.
+    """Return the fields of a GGUF file that may change the model's output, but that nothing reads.
 
-    These fields are left out: those that transformers reads or whose value is in the configuration
-    already; those without effect; and those that other functions of this module check, which are
-    the patterns of `CHANGES_A_PASS` (by `_fill_in`) and the scales of rotary positions.
+    A field is not returned if transformers reads it, if the configuration has its value already,
+    or if it has no effect. Two kinds of fields are not returned either, because other functions of
+    this module deal with them: `_fill_in` with those whose name matches `CHANGES_A_PASS`, and
+    `_scales_of_positions` with the scales of rotary positions (rope.scaling).
 
     Args:
         header: The header of the file.
@@ -403,7 +404,8 @@ def _fields_without_reader(
         read_fields: The fields that transformers reads, without the prefix.
 
     Returns:
-        Each field as "name=value", and arrays as "name of 3 entries", in alphabetical order.
+        First the fields of one value, as "name=value", and then the arrays, as "name of 3
+        entries". Both lists are in alphabetical order.
     """
     unread = []
     known_names = {*read_fields, *TOLD_BY_SHAPES, *WITHOUT_EFFECT}
@@ -412,16 +414,19 @@ def _fields_without_reader(
         if not field.startswith(prefix) or name in known_names:
             continue
         last_part = name.rpartition(".")[2]
-        is_checked_elsewhere = CHANGES_A_PASS.search(last_part) or name.startswith("rope.scaling.")
-        if is_checked_elsewhere or _is_neutral(name, value):
+        is_dealt_with_elsewhere = CHANGES_A_PASS.search(last_part) or name.startswith(
+            "rope.scaling."
+        )
+        if is_dealt_with_elsewhere or _is_neutral(name, value):
             continue
-        entry = ENTRIES.get(last_part, last_part)
-        if getattr(config, entry, None) != value:
+        name_in_config = NAMES_IN_CONFIG.get(last_part, last_part)
+        if getattr(config, name_in_config, None) != value:
             unread.append(f"{field}={short(value)}")
     for field, length in sorted(header.lengths.items()):
         name = field.removeprefix(prefix)
-        has_one_entry = field in header.fields  # such an array was checked above
-        if field.startswith(prefix) and not has_one_entry and name not in known_names:
+        # An array of one entry is also in `header.fields`, as its value, and was checked above.
+        was_checked = field in header.fields
+        if field.startswith(prefix) and not was_checked and name not in known_names:
             unread.append(f"{field} of {length} entries")
     return unread
 

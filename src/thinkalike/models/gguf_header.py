@@ -179,13 +179,13 @@ class _Cursor:
         return len(self.content) - self.position
 
     def number(self, form: str) -> int | float | bool:
-        """Read a number, whose type is a letter of `struct`, such as "I"."""
+        """Read a number of a type that Python's `struct` module calls by a letter, such as "I"."""
         little_endian = f"<{form}"
         (number,) = struct.unpack(little_endian, self.take(struct.calcsize(little_endian)))
         return cast(int | float | bool, number)
 
     def integer(self, form: str) -> int:
-        """Read a whole number, whose type is a letter of `struct`, such as "I"."""
+        """Read a whole number of a type that `struct` calls by a letter, such as "I" (32 bits)."""
         return int(self.number(form))
 
     def count(self, smallest: int) -> int:

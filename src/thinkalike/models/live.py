@@ -450,10 +450,11 @@ def _without_numbers(module: nn.Module) -> Iterator[None]:
 
 
 def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the numbers of a tensor as a tensor of integers in the same memory.
+    """Return a tensor of integers that shares the memory of a tensor.
 
-    To write it changes no counter of changes that autograd reads. Entries that stand for the same
-    number, as after `expand`, are in it once. None: the tensor has no memory of its own.
+    Autograd counts changes of a tensor, but does not notice when these integers are written.
+    Entries of the tensor that share one number in memory, as after `Tensor.expand`, are in the
+    result once. None means that the tensor has no memory.
     """
     start, end = bytes_spanned(tensor)
     if start == end:

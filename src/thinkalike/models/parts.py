@@ -255,8 +255,8 @@ def component_of(name: str) -> str:
 def check_same_structure(base: FrozenModel, changed: FrozenModel) -> None:
     """Raise a ModelError unless two models have the same depth, width and parts.
 
-    Otherwise neither can be a changed copy of the other. If the two tie different weights, or have
-    vocabularies of different sizes, `give_same_ties_and_vocabulary` must have run before.
+    Otherwise neither can be a changed copy of the other. The two must tie the same weights and
+    have vocabularies of the same size, which `give_same_ties_and_vocabulary` sees to.
     """
     for name in ("n_layers", "d_model"):
         base_size = getattr(base, name)

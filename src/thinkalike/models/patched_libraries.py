@@ -78,7 +78,8 @@ def added_to_libraries(further: Collection[str] = ()) -> dict[tuple[str, str], o
     not loaded torch.
 
     Args:
-        further: Names of modules that are searched beside the libraries that compute in a pass.
+        further: Names of modules that are searched beside the libraries that compute in a forward
+            pass, such as torch and transformers.
     """
     if "torch" not in sys.modules:
         return {}
@@ -101,10 +102,11 @@ def added_to_libraries(further: Collection[str] = ()) -> dict[tuple[str, str], o
 
 
 def _added_to(owner: type | ModuleType, owner_name: str) -> dict[tuple[str, str], object]:
-    """Return the code of users in a class or module of a library, see `added_to_libraries`.
+    """Return the code in one class or module of a library that belongs to no installed package.
 
-    It is searched again only if an entry, or an entry of one of its tables, is not the same object
-    as in the call before.
+    `added_to_libraries` says which code that is, and what the keys are. The class or module is
+    searched again only if an entry, or an entry of one of its tables of functions, is not the same
+    object as in the call before.
     """
     entries = list(vars(owner).values())
     searched = _searched.get(owner_name)

@@ -224,10 +224,10 @@ def read_weights(
     /,
     **options: object,
 ) -> PreTrainedModel:
-    """Read the weights of a checkpoint of transformers, and check that all came.
+    """Read the weights of a checkpoint of transformers, and check that none is missing.
 
-    transformers draws missing ones at random. Buffers, and heads that are not used, may be left
-    over. Where only the body must be complete and the checkpoint has no head, the body is
+    transformers would draw missing weights at random. Buffers, and heads that are not used, may be
+    left over. If only the body must be complete, and the checkpoint has no head, the body is
     returned.
 
     Args:
@@ -544,8 +544,8 @@ def _warn_of_two_embeddings(module: PreTrainedModel, called: str) -> None:
 def _placement(config: ModelConfig, device: torch.device) -> dict[str, object]:
     """Return the options of `from_pretrained` that quantise weights and place them on devices.
 
-    With a device map, the option "offload_folder" is a new temporary folder. `_moved_to_device`
-    arranges that it is removed together with the module.
+    With a device map, the option "offload_folder" is a new temporary folder. It is removed when
+    the module is garbage-collected, for which `_moved_to_device` provides.
     """
     options: dict[str, object] = {}
     if config.quantization:

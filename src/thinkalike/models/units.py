@@ -50,13 +50,14 @@ from thinkalike.models.tokenizer_reading import read_tokenizer
 # The name of a weight in a block: the stack of blocks, the number of the block, and the rest.
 IN_BLOCK = re.compile(r"^(?P<stack>.*?)\.?(?P<block>\d+)\.(?P<inside>.+)$")
 
-# Weights of blocks that read no text, and of adapters.
+# Weights of blocks that read images or sound, and of adapters.
 OF_OTHER_INPUTS = re.compile(r"vision|visual|audio|speech|lora_")
 
-# The same, and weights of attention.
+# Weights of these and of attention, which are not those of hidden units.
 NOT_OF_UNITS = re.compile(r"att|vision|visual|audio|speech|lora_")
 
-# By what units read, the gate of gated ones first: the ends of names of weights, in order.
+# The ends of the names of weights by which units read the stream. Where a module has several, as
+# gated units have, the first of this list is taken: the gate.
 READING = (
     "gate_proj",
     "gate_up_proj",
@@ -79,7 +80,7 @@ READING = (
     "ffn",
 )
 
-# By what units write.
+# The ends of the names of weights by which units write to the stream; of several the first.
 WRITING = (
     "down_proj",
     "w2",
@@ -380,32 +381,38 @@ def _units_of_blocks(shapes: Mapping[str, tuple[int, ...]], embedding_width: int
 def _weights_by_role(weight_names: Iterable[str]) -> dict[tuple[str, int, str], dict[str, str]]:
     """Return the names of the weights by which units read and write, for each module of a block.
 
-    The keys are (path of the list of blocks, number of the block in it, path of the module inside
-    the block). Each value has a weight's name under "reading", "writing" or both. Of several
-    candidates, the one whose ending comes first in `READING` or `WRITING` is taken.
+    A weight is recognised by the end of its name, such as "down_proj", if it is in a list of
+    endings: `READING` or `WRITING`. If several weights of a module are in one list, the weight
+    whose ending comes first there is taken. Weights outside blocks, of attention, of adapters and
+    of blocks that read images or sound are ignored.
 
     Args:
         weight_names: The names of all weights of the model.
+
+    Returns:
+        For each module, the names of its weights by their roles: under "reading", "writing" or
+        both. The key of a module is (path of the list of blocks, number of the block in this list,
+        path of the module inside the block).
     """
-    # For each module and role: (position of the ending in the table, name of the weight).
+    # For each module and role: (rank of the weight's ending in the list, name of the weight).
     candidates: dict[tuple[str, int, str], dict[str, list[tuple[int, str]]]] = {}
     for name in weight_names:
         in_block = IN_BLOCK.match(name)
         if not in_block or NOT_OF_UNITS.search(name):
             continue
         for role, endings in (("reading", READING), ("writing", WRITING)):
-            ending = _ending_of(in_block["inside"], endings)
-            if ending is None:
+            rank_and_module = _rank_and_module(in_block["inside"], endings)
+            if rank_and_module is None:
                 continue
-            position, module = ending
+            rank, module = rank_and_module
             key = (in_block["stack"], int(in_block["block"]), module)
-            candidates.setdefault(key, {}).setdefault(role, []).append((position, name))
+            candidates.setdefault(key, {}).setdefault(role, []).append((rank, name))
 
     weights_of_module: dict[tuple[str, int, str], dict[str, str]] = {}
     for key, candidates_of_role in candidates.items():
         weights_of_module[key] = {}
         for role, ranked_names in candidates_of_role.items():
-            _, first_name = min(ranked_names)  # with the smallest position
+            _, first_name = min(ranked_names)  # that of the lowest rank
             weights_of_module[key][role] = first_name
     return weights_of_module
 
@@ -460,17 +467,21 @@ def _heads_of_blocks(shapes: Mapping[str, tuple[int, ...]], heads: int, width: i
     return sorted(with_model_number, key=lambda item: (item.block, item.module))
 
 
-def _ending_of(weight_name: str, endings: Iterable[str]) -> tuple[int, str] | None:
-    """Return (index of the ending, path before it) of a weight's name, for the first that fits.
+def _rank_and_module(weight_name: str, endings: Iterable[str]) -> tuple[int, str] | None:
+    """Return the index in a list of the ending of a weight's name, and the weight's module.
 
-    For "mlp.down_proj.weight" it is the index of "down_proj" in `endings`, and "mlp". None means
-    that the name has none of the endings.
+    For "mlp.down_proj.weight" these are the index of "down_proj" and "mlp". If several endings of
+    the list fit, the first one counts. None means that the name has none of the endings.
+
+    Args:
+        weight_name: The name of the weight inside its block.
+        endings: The list of endings.
     """
     path = weight_name.removesuffix(".weight")
-    for index, ending in enumerate(endings):
+    for rank, ending in enumerate(endings):
         if path == ending or path.endswith(f".{ending}"):
-            path_before = path.removesuffix(ending).rstrip(".")
-            return index, path_before
+            module = path.removesuffix(ending).rstrip(".")
+            return rank, module
     return None
 
 

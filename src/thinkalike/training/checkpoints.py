@@ -62,7 +62,7 @@ class StateFiles(CheckpointIO):
         return self.loaded
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Do nothing: `write_state` removes a checkpoint itself once the next one is complete."""
+        """Do nothing: a checkpoint is removed when the next one has been written completely."""
 
 
 def invalid_state(path: Path, reason: str) -> StoreError:

@@ -87,8 +87,8 @@ def _summed_losses(
 class _AccumulatedLosses(torch.autograd.Function):
     """Mean losses of a step, whose forward pass computes the gradients too, by microbatches.
 
-    The backward pass multiplies these gradients by the one that comes in. So autocast, several
-    processes and clipping see one forward and one backward pass.
+    The backward pass multiplies these gradients by the incoming ones. Autocast, several processes
+    and clipping therefore meet a single forward and a single backward pass.
     """
 
     @staticmethod
@@ -100,7 +100,7 @@ class _AccumulatedLosses(torch.autograd.Function):
         size: Microbatch,
         *all_weights: Tensor,
     ) -> Float[Tensor, " p"]:
-        """Return the mean loss of each stitch, and store the gradients for `backward`.
+        """Return the mean loss of each stitch, and store its gradients for the backward pass.
 
         Args:
             ctx: Stores the gradients, summed over microbatches.
@@ -134,9 +134,9 @@ class _AccumulatedLosses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of all weights: those stored by `forward` times the incoming ones.
+        """Return the gradients of all weights: the stored ones times the incoming ones.
 
-        The other inputs of `forward` have no gradient.
+        The remaining inputs of the forward pass have no gradient.
         """
         gradients: list[list[Tensor]] = ctx.gradients
         ctx.gradients = None  # the tensors become the gradients of parameters, without a copy

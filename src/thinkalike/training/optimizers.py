@@ -260,9 +260,10 @@ class WhitenedSGD(torch.optim.Optimizer):
 
 
 class PulledAdamW(torch.optim.AdamW):
-    """AdamW whose groups may have a `pull`: decoupled decay to `starts` instead of zero.
+    """AdamW that may pull weights to their initial values instead of to zero.
 
-    See `WhitenedSGD`.
+    The pull is a decoupled weight decay towards `starts`. A group of parameters sets its strength
+    by the option `pull`.
     """
 
     def __init__(
@@ -276,8 +277,9 @@ class PulledAdamW(torch.optim.AdamW):
         """Make the optimiser.
 
         Args:
-            params: Groups of parameters with options such as `lr` and `pull`.
-            starts: The value that `pull` pulls each parameter to.
+            params: Groups of parameters with options such as `lr`, the learning rate, and `pull`,
+                the strength with which they are pulled to `starts`.
+            starts: The value that each parameter is pulled to.
             eps: Adam's ε, the term added to the denominator.
             foreach: Whether all weights are updated in one call, which needs more memory.
         """

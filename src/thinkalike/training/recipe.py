@@ -132,7 +132,7 @@ class StitchConfig(Checked, part="stitch"):
             self._decide()
 
     def _decide(self) -> None:
-        """Set `init`, `floor`, `steps` and `warmup` where other settings decide them.
+        """Set `init`, `floor`, `steps` and `warmup` where they were left open to other settings.
 
         Raises:
             ConfigError: Settings contradict each other.
@@ -330,10 +330,11 @@ class StitchConfig(Checked, part="stitch"):
 
 
 def fewest_steps(warmup: int | None = None) -> int:
-    """Return the least number of steps such that it and all larger numbers are enough.
+    """Return the number of steps from which on a training is long enough to judge its end.
 
-    N steps are enough if a quarter of them, rounded down, is at least `SETTLING_STEPS` more than
-    the steps of the warm-up, see `StitchConfig.has_settled`.
+    N steps are enough for a bound on what more steps would gain (`StitchConfig.has_settled`) if a
+    quarter of them, rounded down, is at least `SETTLING_STEPS` more than the steps of the warm-up.
+    The result and all larger numbers are enough.
 
     Args:
         warmup: The warm-up steps; None: a tenth of all steps, rounded down, as in the recipe.

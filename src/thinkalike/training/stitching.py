@@ -177,14 +177,14 @@ class StitchTraining(SteppedModule):
         self.halfway.load_state_dict(starts_of_pairs.state_dict())
 
     def _stitch(self, index: int) -> StitchModule:
-        """Return the stitch with this index in `fits`, as its own class."""
+        """Return the stitch of this index, typed as its own class."""
         phi = self.stitches[index]
         assert isinstance(phi, StitchModule)
         return phi
 
     @property
     def _stitches(self) -> Iterator[StitchModule]:
-        """All stitches in the order of `fits`, typed as their own class."""
+        """All stitches in their order, typed as their own class."""
         for index in range(len(self.fits)):
             yield self._stitch(index)
 
@@ -337,7 +337,7 @@ class StitchTraining(SteppedModule):
     def configure_gradient_clipping(self, optimizer: object, *_: object, **__: object) -> None:
         """Clip the gradient of each stitch by itself, so that none changes another's steps.
 
-        Stitches in whitened coordinates are left out, because `WhitenedSGD` clips them.
+        Stitches in whitened coordinates are left out, because their optimiser clips them.
         """
         if self.config.clip <= 0:
             return

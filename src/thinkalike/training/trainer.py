@@ -44,7 +44,7 @@ def fit(
         module: The module, whose weights are changed.
         data: The rows of each step.
         run: Where and how the module is trained.
-        loggers: The loggers of its curves of losses, as `loggers_of` returns them; () keeps none.
+        loggers: Lightning's loggers of the curves of losses; (): the curves are not stored.
         callbacks: Callbacks besides those of the user's settings.
 
     Raises:

@@ -107,8 +107,8 @@ class Evidence:
           its position and linear mixing of the earlier tokens predict;
         - `mixing`: residual R² between the target and a network that only mixes earlier tokens,
           the mean of both directions;
-        - `beyond_mixing`: residual R², the mean of both directions, minus `MORE_THAN_MIXING` times
-          `mixing`;
+        - `beyond_mixing`: residual R², the mean of both directions, minus a multiple of `mixing`
+          (`MORE_THAN_MIXING`);
         - `later`: how much the source's states change with later tokens.
 
         The ends of the interval of `r2` are `r2_low` and `r2_high`, and so on; `mixing` and

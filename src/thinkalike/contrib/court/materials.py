@@ -1,4 +1,8 @@
-"""What the sources of a court are made from: a layer of a target, and text."""
+"""What the sources of a court are made from: a layer of a target, and text.
+
+A court tests measures of similarity on sources of known similarity: models, or anything else that
+returns states, which are compared with the states of one layer of the target.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +73,7 @@ class Materials:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the target's states: at least float32, see `states_after`."""
+        """The dtype of the target's states, which is at least float32."""
         return self.target_source.dtype
 
     @cached_property
@@ -95,19 +99,30 @@ class Materials:
         return self.target_states(rows) - self.mean
 
     def seed_for(self, purpose: str) -> int:
-        """Return a seed for one purpose, as a checksum of the purpose and the job's seed."""
+        """Return a seed for one purpose: a checksum of the purpose, in any words, and `seed`.
+
+        Random numbers for different purposes are therefore independent.
+        """
         return zlib.crc32(f"{self.seed} {purpose}".encode())
 
     def normals_for(self, purpose: str, *shape: int) -> Float[Tensor, "*shape"]:
-        """Return standard normal numbers for one purpose, on the device of the states."""
+        """Return standard normal numbers, drawn with a seed for one purpose.
+
+        The same purpose gives the same numbers each time. They have the device and dtype of the
+        states.
+        """
         generator = torch.Generator().manual_seed(self.seed_for(purpose))
         return torch.randn(shape, generator=generator).to(self.device, self.dtype)
 
     def orthogonal_for(self, purpose: str) -> Float[Tensor, "d d"]:
-        """Return a random orthogonal matrix for one purpose.
+        """Return a random orthogonal matrix, drawn with a seed for one purpose.
 
-        It is the Q of the QR decomposition of a matrix of normal numbers. It is uniformly (Haar)
-        distributed but for the signs of its columns, which the decomposition chooses.
+        The same purpose gives the same matrix each time, and different purposes give independent
+        ones. It is the Q of the QR decomposition of a matrix of normal numbers. It is uniformly
+        (Haar) distributed except for the signs of its columns, which the decomposition chooses.
+
+        Args:
+            purpose: What the matrix is for, in any words.
         """
         square = self.normals_for(purpose, self.width, self.width)
         return torch.linalg.qr(square.double()).Q.to(self.dtype)

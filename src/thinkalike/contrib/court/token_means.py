@@ -25,7 +25,8 @@ def mean_states_of_ngrams(
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
-        kind: Which n-grams have a mean: `TokenMeans`, `BigramMeans` or `TrigramMeans`.
+        kind: Which n-grams have a mean: single tokens (`TokenMeans`), pairs (`BigramMeans`) or
+            triples (`TrigramMeans`).
         source: The source whose states are averaged; None: the target's own states.
     """
     # Means are kept only for n-grams that occur in one of the texts.

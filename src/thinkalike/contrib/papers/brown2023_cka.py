@@ -147,7 +147,13 @@ def _cka_jobs(experiment: ExperimentRun, pairs: Sequence[Names]) -> list[InnerJo
 
 
 def _result_of_pair(experiment: ExperimentRun, names: Names) -> Result:
-    """Return the result of the job for a source and a target, whose label `_cka_jobs` has made."""
+    """Return the result of the job for a source and a target.
+
+    Args:
+        experiment: The experiment with the results of its jobs, which have labels such as
+            "source, target".
+        names: The names of the source and of the target.
+    """
     return experiment.results[", ".join(names)]
 
 

@@ -1,12 +1,12 @@
-"""Where groups of classifiers part: figures 2, 7 and 8 of Brown et al. 2023.
+"""In which layers groups of classifiers differ: figures 2, 7 and 8 of Brown et al. 2023.
 
-One group generalizes, the other one uses a heuristic. At mini scale the answer is planted:
-children of two parents, taught apart from one block on. Beside them is the null that the paper
-lacks, children of two parents that differ in nothing but the seed.
+One group generalizes, and the other one uses a heuristic. At mini scale the answer is known: the
+groups are children of two parents, which were trained differently from one block on. There is also
+a null that the paper lacks: children of two parents that differ only in the seed.
 
-A cut is the last layer of the source in an identity stitch, -1 its embedding. Early are the cuts
-with at most half of the source's blocks. Late are those with more than three quarters, but not all
-of them: at the last cut only pooler and classes are the target's.
+A cut is the last layer of the source in an identity stitch, or -1 for its embedding. At an early
+cut, at most half of the blocks are the source's. At a late cut, more than three quarters of them
+are, but not all: at the last cut, only the pooler and the classifier are the target's.
 """
 
 from __future__ import annotations
@@ -53,21 +53,22 @@ from thinkalike.contrib.populations.group_means import (
 )
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
 
-# Of an accuracy: "almost no penalty" is at most this.
+# "Almost no penalty" is a loss of accuracy of at most this.
 SMALL_PENALTY = 0.02
-# Of CKA: by how much it may tell groups apart where it should not.
+# CKA within groups and between them may differ by this much where it should not tell them apart.
 SMALL_CKA_GAP = 0.02
-# Of CKA or accuracy: groups that differ by more have parted, and not only begun to.
+# Groups differ clearly in CKA or accuracy if they differ by more than this.
 CLEAR_DIFFERENCE = 0.02
-# Of the flips between strategies: fewer than this share of them are flips of chance.
+# Flips by chance are fewer than this share of the flips between groups of different strategies.
 CHANCE_SHARE = 1 / 3
-# Of an accuracy: by how much the groups differ at least.
+# The accuracies of the groups differ by at least this.
 LEAST_ACCURACY_GAP = 0.1
-# Of the adjusted Rand index: above it, clusters are the groups.
+# Clusters are the groups if their adjusted Rand index is above this.
 LEAST_RAND_INDEX = 0.5
 
-# Shares of the blocks.
+# Early cuts have at most this share of the blocks before them, ...
 EARLY_SHARE = 0.5
+# ... and late cuts more than this.
 LATE_SHARE = 0.75
 
 FIRST_CUT = -1
@@ -296,7 +297,8 @@ def _group_directions(population: PopulationResult) -> list[tuple[int, int]]:
 def _claim_about_early_stitches(population: PopulationResult, where: str) -> StitchClaim:
     """Return the claim about stitches of which at most half of the blocks are the source's.
 
-    A penalty is the accuracy that a target loses if its first blocks are replaced by the source's.
+    It contains the values of stitches at all cuts; `stitching_claims` judges it at early cuts. A
+    penalty is the accuracy that a target loses if its first blocks are replaced by the source's.
 
     Args:
         population: The result of a population.
@@ -313,10 +315,15 @@ def _claim_about_early_stitches(population: PopulationResult, where: str) -> Sti
 def _claims_about_late_stitches(population: PopulationResult, where: str) -> list[StitchClaim]:
     """Return the claims about stitches of which nearly all blocks are the source's.
 
-    A penalty is the accuracy that a target loses if its first blocks are replaced by the source's.
-    A flip is a prediction that changes. Between two groups, both are compared with those of
-    sources from the target's own group. Each direction between two groups is judged by itself, as
-    signed penalties may cancel.
+    A stitch has the first blocks of one classifier, the source, in front of the last blocks of
+    another, the target. The claims contain the values of stitches at all cuts. The caller,
+    `stitching_claims`, judges them at late cuts alone, where more than three quarters of the
+    blocks are the source's.
+
+    A penalty is the accuracy that a target loses if its first blocks are replaced by the source's,
+    and a flip is a prediction that changes. In claims about two groups, the penalty of stitches
+    between them minus that of stitches within the target's group is judged, and likewise for
+    flips. Each direction between two groups is judged by itself, as signed penalties may cancel.
 
     Args:
         population: The result of a population.

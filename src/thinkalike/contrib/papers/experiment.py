@@ -286,7 +286,7 @@ class Experiment(
         return with_settings(read, {"population": first_job.population})
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, str]:
-        """Return no inputs: `prepare` returns all that the experiment reads."""
+        """Return nothing: an experiment reads results of jobs alone, which `prepare` returns."""
         return {}
 
     def prepare(self, config: AnalyzeConfig) -> Mapping[str, ExperimentRun]:

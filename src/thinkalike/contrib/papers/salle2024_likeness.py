@@ -55,8 +55,8 @@ from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import stimulus_states
 from thinkalike.tables import matrix_rows
 
-PAPER_AGREEMENT = 0.69  # Spearman's ρ of the two matrices of figure 2
-WORDS_SHOWN = 300
+PAPER_AGREEMENT = 0.69  # Spearman's ρ of the two matrices of figure 2, as the paper has it
+WORDS_SHOWN = 300  # at most, in the figure of two layers
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,10 @@ class LayerOfModel(NamedTuple):
     layer: int
 
     def __str__(self) -> str:
-        """Return a name such as "GPT-2 layer 8", which `_claim_that_pos_differs` parses."""
+        """Return a name such as "GPT-2 layer 8".
+
+        `_claim_that_pos_differs` takes the name of the model from it.
+        """
         return f"{self.model} layer {self.layer}"
 
 
@@ -465,30 +468,39 @@ def _words_as_points(
     )
 
 
-def _tau_of_title(contrast: Contrast) -> str:
-    """Return the second half of a title such as "most alike, τ = +0.77"."""
+def _tau_in_words(contrast: Contrast) -> str:
+    """Return how similar two layers' profiles are, such as "τ = +0.77" (weighted Kendall's τ).
+
+    It is the second half of the title, such as "most alike, τ = +0.77".
+    """
     return contrast.title.split(", ")[1]
 
 
 def _claim_that_leader_is_shared(contrast: Contrast, leads: Float[Tensor, "k 2"]) -> Claim:
-    """Judge the claim that the two most alike layers have part of speech (PoS) as top feature.
+    """Judge the claim that part of speech (PoS) is the top feature of the two most alike layers.
+
+    The claim holds if the importance of PoS is greater than that of the next feature in both
+    layers, on average over folds.
 
     Args:
-        contrast: The two layers with the importance of each feature.
-        leads: The importance of PoS minus that of the runner-up, on each of k folds, in each of
-            the two layers. Its mean over folds must be above 0 in both layers.
+        contrast: The two layers with the importance of each feature, in the columns "x" and "y".
+        leads: The importance of PoS minus that of the most important of the remaining features, on
+            each of k folds, in each of the two layers.
     """
     importance = contrast.importance.set_index("feature")
-    first_leader = str(importance["x"].idxmax())
-    second_leader = str(importance["y"].idxmax())
-    mean_lead = fold_interval(leads.T, bonferroni_level(2))  # one estimate for each layer
-    tau = _tau_of_title(contrast)
+    top_of_first = str(importance["x"].idxmax())
+    top_of_second = str(importance["y"].idxmax())
+    mean_leads = fold_interval(leads.T, bonferroni_level(2))  # one estimate for each layer
+    layers = f"{' and '.join(contrast.names)}, {_tau_in_words(contrast)}"
+    layers_of_paper = "GPT-2 layer 8 and BERT layer 4, 0.77"
+    leads_in_words = f"PoS leads the next by {mean_leads[0]:+.3f} and {mean_leads[1]:+.3f}"
     return judged_claim(
         "the most alike layers of two models share their most important feature, PoS",
-        [(ABOVE_ZERO, mean_lead)],
-        finding=f"{' and '.join(contrast.names)}, {tau} (paper: GPT-2 layer 8 and BERT "
-        f"layer 4, 0.77): {first_leader} and {second_leader}; PoS leads the next by "
-        f"{mean_lead[0]:+.3f} and {mean_lead[1]:+.3f}{bonferroni_note(2)}",
+        [(ABOVE_ZERO, mean_leads)],
+        finding=(
+            f"{layers} (paper: {layers_of_paper}): {top_of_first} and {top_of_second}; "
+            f"{leads_in_words}{bonferroni_note(2)}"
+        ),
         units=units_of_folds(leads),
     )
 
@@ -511,13 +523,16 @@ def _claim_that_pos_differs(
     # "y" are the columns of the two layers.
     importance = contrast.importance.set_index("feature").loc[contrast.feature]
     mean_lead = fold_interval(lead)
-    tau = _tau_of_title(contrast)
+    layers = f"{' and '.join(contrast.names)}, {_tau_in_words(contrast)}"
+    layers_of_paper = "Mamba layer 8 and BERT layer 4, -0.24"
+    most_different = f"{contrast.feature} {importance['x']:.3f} and {importance['y']:.3f}"
     claim = judged_claim(
         "the least alike layers differ most in PoS, and one is of Mamba",
         [(ABOVE_ZERO, mean_lead)],
-        finding=f"{' and '.join(contrast.names)}, {tau} (paper: Mamba layer 8 and BERT "
-        f"layer 4, -0.24): {contrast.feature} {importance['x']:.3f} and {importance['y']:.3f}; "
-        f"they differ in PoS by more than in the next by {mean_lead:+.3f}",
+        finding=(
+            f"{layers} (paper: {layers_of_paper}): {most_different}; "
+            f"they differ in PoS by more than in the next by {mean_lead:+.3f}"
+        ),
         units=units_of_folds(lead),
     )
     models = [name.rpartition(" layer ")[0] for name in contrast.names]  # "Mamba layer 8"

@@ -187,13 +187,21 @@ class PopulationConfig(Checked, part="population"):
     cluster: list[int | str] | None = None
 
     def __post_init__(self) -> None:
-        """Check that the settings define two groups of classifiers or more, of two or more each.
+        """Refuse settings that do not define at least two groups of at least two classifiers each.
 
-        A population has published classifiers (`members`), children of `parents`, or the most and
-        the least accurate of `size` classifiers that were fine-tuned from `base`.
+        There are three kinds of populations:
+
+        - Published classifiers (`members`): the settings `generalizing` and `heuristic` list two
+          groups of them. Lists of fewer than two classifiers are refused by the settings' type.
+        - Children of `parents`: each parent has a group of classifiers, see `_check_parents`.
+        - Classifiers that are fine-tuned from `base`: the groups are the `per_group` most accurate
+          and the `per_group` least accurate of `size` classifiers.
+
+        A configuration of no kind, for which nothing is set yet, is not checked.
 
         Raises:
-            ConfigError: A group of published classifiers is not listed, or groups are too small.
+            ConfigError: A group of published classifiers is not listed, there are too few groups,
+                or groups are too small or overlap.
         """
         super().__post_init__()
         if self.members and not (self.generalizing and self.heuristic):
@@ -237,8 +245,8 @@ class PopulationConfig(Checked, part="population"):
     def settings_read(self) -> frozenset[str]:
         """Return the names of the settings that apply to this kind of population.
 
-        Its classifiers are published (`members`), children of `parents`, or fine-tuned from
-        `base`.
+        Its classifiers are published (the setting `members`), fine-tuned from models that were
+        fine-tuned themselves (`parents`), or fine-tuned from a pretrained model (`base`).
         """
         read = super().settings_read()
         if self.members:

@@ -25,9 +25,9 @@ from thinkalike.errors import DataError
 log = logging.getLogger(__name__)
 
 PUBLISHED_COLUMNS = ("sentence1", "sentence2", "gold_label")
-HUB_COLUMNS = ("premise", "hypothesis", "label")  # labels are indices of classes there
+HUB_COLUMNS = ("premise", "hypothesis", "label")  # on the hub, labels are indices of classes
 
-# In MNLI, as published and on the hub: its annotators did not agree on a label.
+# What MNLI has instead of a label if its annotators did not agree: as published, and on the hub.
 NO_LABEL = ("-", "-1")
 
 CLASSES = {"mnli": MNLI, "hans": HANS}
@@ -55,36 +55,37 @@ HUB = {
 
 
 def pairs_in(path: str | Path, name: str) -> Pairs:
-    """Read the pairs of sentences of MNLI or HANS from a file.
+    """Return the pairs of sentences of MNLI or HANS in a file.
 
     The ending of the file name tells its format: `.jsonl` and `.txt` as published, `.tsv` as in
     GLUE, or `.parquet`.
 
     Args:
         path: The file.
-        name: "mnli" or "hans".
+        name: The data set that the file is of, "mnli" or "hans".
     """
+    # Each of these yields records with a location for error messages, such as "FILE line 3".
     readers = {
-        ".jsonl": _without_record_names(json_lines),
-        ".parquet": _without_record_names(parquet_rows),
-        ".tsv": _without_record_names(_tab_separated),
-        ".txt": _without_record_names(_tab_separated),
+        ".jsonl": _without_locations(json_lines),
+        ".parquet": _without_locations(parquet_rows),
+        ".tsv": _without_locations(_tab_separated),
+        ".txt": _without_locations(_tab_separated),
     }
     records = read_by_ending(Path(path), readers)
     return _pairs_from(records, CLASSES[name], str(path))
 
 
-def _without_record_names(
+def _without_locations(
     read: Callable[[Path], Iterable[tuple[str, Record]]],
 ) -> Callable[[Path], list[Record]]:
-    """Return a function that reads the records of a file and drops their names.
+    """Return a function that returns the records of a file alone, without their locations.
 
     Args:
-        read: A function that yields (name of the record for messages, record) of a file.
+        read: A function that yields (location of the record for messages, record) of a file.
     """
 
     def records_of(file: Path) -> list[Record]:
-        """Return the records of a file without their names."""
+        """Return the records of a file."""
         return [record for _, record in read(file)]
 
     return records_of
@@ -111,7 +112,7 @@ def hub_pairs(name: str, split: str | None = None) -> Pairs:
 
 
 def _tab_separated(path: Path) -> Iterator[tuple[str, Record]]:
-    """Yield (name for error messages, row) for each row of a file with tab-separated cells.
+    """Yield (location for error messages, row) for each row of a file with tab-separated cells.
 
     The first line has the names of the columns. Quotation marks have no special meaning: the files
     of GLUE have some that are never closed. Empty lines are skipped.
@@ -138,7 +139,7 @@ def _tab_separated(path: Path) -> Iterator[tuple[str, Record]]:
 
 
 def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str) -> Pairs:
-    """Return the pairs of sentences in a table, without those whose annotators did not agree.
+    """Return the pairs of sentences in a table, without pairs that have no agreed label.
 
     Args:
         records: The rows of the table, with the column names of the published files or of the
@@ -188,8 +189,8 @@ def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str
 def _pair_columns(record: Record) -> tuple[str, str, str]:
     """Return the names of the columns of the premise, the hypothesis and the label.
 
-    The published files and the hub name these columns differently. The names of which the row has
-    more are returned, so that an error can say which of them is missing.
+    The published files and the hub name these columns differently. The set of names of which the
+    row has more is returned, so that an error can say which of these names is missing.
     """
 
     def n_present(columns: tuple[str, str, str]) -> int:

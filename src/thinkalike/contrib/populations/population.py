@@ -53,7 +53,7 @@ from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
 from thinkalike.store import Headline, Result
 
-PAIRS_CHECKED = 300  # that the order of each model's classes is checked on
+PAIRS_CHECKED = 300  # the order of each model's classes is checked on this many pairs
 FIRST_CUT = -1  # after the source's embedding; cut n is after its block n
 
 
@@ -133,20 +133,27 @@ class Population(
     def model_passes(self, config: PopulationJob, shapes: Shapes) -> list[Passes]:
         """Return the forward passes of all stitches and of CKA, to estimate the job's time.
 
-        An identity stitch runs the blocks of one classifier, the source, up to a cut, and then
-        the later blocks of another, the target. Each of m² pairs of classifiers with L blocks runs
-        the target's blocks after each of L + 1 cuts, half of all blocks on average: m² (L + 1) / 2
-        passes. Each source runs once: m passes. Classifiers that must be fine-tuned first are not
-        counted.
+        There are m classifiers of L blocks. An identity stitch runs the first blocks of one of
+        them, the source, up to a cut, and then the later blocks of another, the target. Counted in
+        passes through all L blocks, stitches take
+
+        - m passes of sources, each of which runs once and serves all cuts and targets;
+        - m² (L + 1) / 2 passes of targets. For each of the m² pairs of a source and a target there
+          are L + 1 cuts, and the target runs half of its blocks on average.
+
+        CKA compares the states of whole classifiers, each of which runs once: m passes. The
+        fine-tuning of missing classifiers is not counted.
         """
         measure = config.measure_as(PopulationMeasureConfig)
         shape = shapes["member"]
         n_members = count_members(config)
+        # `side` is the name of the set of pairs of sentences: "report" or "challenge".
         stitch_tokens = count_tokens(config.pairs, measure.side)
         cka_tokens = stitch_tokens
         if measure.cka_pairs is not None:
             cka_tokens = min(TOKENS_PER_PAIR * float(measure.cka_pairs), stitch_tokens)
-        n_stitch_passes = n_members**2 * (shape.layers + 1) / 2 + n_members
+        n_target_passes = n_members**2 * (shape.layers + 1) / 2
+        n_stitch_passes = n_members + n_target_passes
         return [
             shape.passes(
                 "stitches",

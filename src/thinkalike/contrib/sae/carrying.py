@@ -81,7 +81,7 @@ def _standardising_map(mean: Float[Tensor, " d"], scale: float) -> AffineMap:
 
 
 def _rescaling_map(mean: Float[Tensor, " d"], scale: float) -> AffineMap:
-    """Return the inverse of `_standardising_map`: x ↦ x scale + mean."""
+    """Return the map from standardised states x back to states, x ↦ x scale + mean."""
     identity = torch.eye(len(mean), dtype=torch.float64, device=mean.device)
     return AffineMap(identity * scale, mean.double())
 

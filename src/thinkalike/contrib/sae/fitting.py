@@ -94,7 +94,10 @@ class FittedAutoencoders:
         return JudgedErrors(self.errors[..., documents], self.spread[documents])
 
     def index(self, start: int, rate: int, seed: int) -> int:
-        """Return the index of an autoencoder in `before_training` and `after_training`.
+        """Return the index of an autoencoder in the lists of all autoencoders.
+
+        These lists, `before_training` and `after_training`, have the starts one after another, in
+        each start the learning rates, and for each rate the seeds.
 
         Args:
             start: The index of the kind of first weights.

@@ -118,9 +118,10 @@ def table_of(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFram
     """Return the table of the result: one row for each start before training, and one after it.
 
     A start is how the first weights are made. The row after training is that of the best learning
-    rate. Intervals are of 95 %, over documents and seeds. Those of `loss_recovered` are of the
-    spliced loss (with reconstructions in place of states) alone: the losses of the clean and of
-    the ablated model count as known.
+    rate. Intervals are of 95 %, over documents and seeds. The column `loss_recovered` compares
+    three losses: of the clean model, of the ablated model, and of the spliced model, in which
+    reconstructions take the place of states. Its interval is of the spliced loss alone, as if the
+    other two losses were known exactly.
     """
     config = materials.config
     cases = _reported_cases(materials, fitted)

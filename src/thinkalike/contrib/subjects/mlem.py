@@ -82,8 +82,8 @@ def group_tables(
     """Return the group's profile and scores: means over subjects, with random-effects intervals.
 
     The score of a layer is Spearman's ρ of predicted and measured distances of held-out stimuli.
-    The columns `lower` and `upper` have its noise ceiling, as a mean over subjects and folds: how
-    well the best model could do on the same stimuli.
+    The columns `lower` and `upper` have the ends of its noise ceiling, as means over subjects and
+    folds: how well the best possible model would do on the same stimuli.
 
     Args:
         config: The configuration of the job.

@@ -56,15 +56,21 @@ class OfMaps(Instrument[AnalyzeConfig]):
         They serve to estimate the time of the job. Each model reads the text once, and if source
         and target are the same model, there is one pass. The held-out text is not longer than the
         text for fitting.
+
+        Args:
+            config: The job.
+            shapes: The sizes of the source ("model") and of the target ("target").
         """
-        fit_tokens = config.data.fit_tokens or config.measure_as(TransferConfig).fit_tokens
+        measure = config.measure_as(TransferConfig)  # the settings of the measure
+        fit_tokens = config.data.fit_tokens or measure.fit_tokens
         held_out_tokens = min(config.data.evaluation_tokens or 0, fit_tokens)
         tokens = float(fit_tokens + held_out_tokens)
-        row_length = config.data.context or min(shape.context for shape in shapes.values())
-        distinct_models = dict.fromkeys(shapes.values())  # a shape has the name of its model
+        row_length = config.data.context or min(sizes.context for sizes in shapes.values())
+        # Sizes include the name of the model, so that two models do not count as one.
+        sizes_of_distinct_models = dict.fromkeys(shapes.values())
         return [
-            shape.passes("text", tokens, row_length, with_logits=False)
-            for shape in distinct_models
+            sizes.passes("text", tokens, row_length, with_logits=False)
+            for sizes in sizes_of_distinct_models
         ]
 
 

@@ -234,26 +234,36 @@ class Steering(
         return [headline for headline in headlines if isfinite(headline.value)]
 
     def show(self, result: Result) -> None:
-        """Print the effects of the steering vectors, and where one of the source does most.
+        """Print the effects of steering vectors on the target, and the largest one of the source.
 
-        The effects are shares of the natural effect, which is that of replacing each text by its
-        counterpart, such as the plural of a noun. If no share is known, they are in nats.
+        That is the largest effect of a vector that was computed in the source model and mapped to
+        the target ("carried"), with the layers, strength and position at which it is added.
+
+        Effects are shares of the natural effect, which is that of replacing each text by its
+        counterpart, such as the same text with the plural of a noun. If no share is known, they
+        are in nats.
         """
         table = result.details
         scalars = result.scalars
-        first = table.iloc[0]
+        first = table.iloc[0]  # the models are the same in all rows
         has_shares = table["share"].notna().any()
-        value_column = "share" if has_shares else "effect"
-        unit = "share of the natural effect" if has_shares else "effect in nats"
-        source = Path(result.provenance["contrasts"]["source"]).name
+        value_column = "effect"
+        interval_columns = ["effect_low", "effect_high"]
+        unit = "effect in nats"
+        if has_shares:
+            value_column = "share"
+            interval_columns = ["low", "high"]
+            unit = "share of the natural effect"
+        file_of_pairs = Path(result.provenance["contrasts"]["source"]).name
         title = (
             f"Steering of {first['target']} by vectors of {first['source']}, "
-            f"{scalars['pairs']:.0f} pairs of {source}: {unit}"
+            f"{scalars['pairs']:.0f} pairs of {file_of_pairs}: {unit}"
         )
         show_table(_table_of_effects(title, table, value_column))
 
-        strongest = table[table["condition"] == CARRIED].nlargest(1, value_column).iloc[0]
-        low, high = strongest[["low", "high"] if has_shares else ["effect_low", "effect_high"]]
+        is_carried = table["condition"] == CARRIED
+        strongest = table[is_carried].nlargest(1, value_column).iloc[0]
+        low, high = strongest[interval_columns]
         where = "the word's last token"
         if strongest["position"] != "word":
             where += " and all later ones"

@@ -1,4 +1,9 @@
-"""Texts and their counterparts as both models read them, and what steering vectors do to them."""
+"""Pairs of texts that differ in one feature, and how steering vectors change a model on them.
+
+A pair is a text, such as one with a singular noun, and its counterpart, the same text with a
+plural noun. Both have a word that carries the feature, here the noun. States are read, and
+steering vectors are added, at the last token of this word.
+"""
 
 from __future__ import annotations
 
@@ -117,15 +122,17 @@ def steered_gaps(
 
 
 class SteeringTrial:
-    """Pairs of a text and its counterpart as both models read them, to steer the target.
+    """Pairs of a text and its counterpart, encoded for both models, to steer the target.
 
-    The target's gap is log P(up) - log P(down) of the next token, for two sets of tokens between
-    which text and counterpart decide.
+    The target's gap is log P(up) - log P(down) of the next token. Up and down are two sets of
+    tokens, such as plural and singular verbs, of which the counterpart favours the first and the
+    text the second.
 
     Attributes:
         natural: How much larger the target's gap is for each counterpart than for its text, in
             nats.
-        groups: The number of the word of each pair; a word may have several pairs.
+        groups: The number of the word that carries the feature, for each pair. A word may have
+            several pairs.
         fold_of: The fold of each pair. Pairs of one word are in one fold, if there are at least as
             many words as folds.
     """
@@ -191,8 +198,8 @@ class SteeringTrial:
             self.measure.positions, self.measure.strengths
         ):
             effects = self._effects(target_layer, vectors_of, position, strength)
-            # How far the mean effect of each condition is from 0, and which share it is of the
-            # mean effect of replacing texts by their counterparts.
+            # The mean effect of each condition as a difference from 0, and as a share of the mean
+            # effect of replacing texts by their counterparts.
             mean_effects, natural_effect = jackknifed_mean_effects(
                 effects, self.natural, self.groups
             )
@@ -278,10 +285,11 @@ class SteeringTrial:
         prompts: tuple[EncodedPrompts, EncodedPrompts],
         layer: int,
     ) -> Float[Tensor, "n d"]:
-        """Return a steering vector for each text, which does not depend on this text.
+        """Return a steering vector for each text, computed from the pairs of all other folds.
 
-        It is the state of a counterpart minus that of its text, both at the last token of the
-        word, averaged over the texts of the other folds.
+        It is the mean over these pairs of the counterpart's state minus the text's state. Both are
+        states at the last token of the word that carries the feature, such as the noun if the
+        pairs differ in number.
 
         Args:
             model: The model whose states are used.
@@ -289,6 +297,6 @@ class SteeringTrial:
             layer: The number of the block after which states are taken, from 0.
         """
         texts, counterparts = prompts
-        before = states_at_words(model, texts, layer)
-        after = states_at_words(model, counterparts, layer)
-        return held_out_differences(before, after, self.fold_of)
+        states_of_texts = states_at_words(model, texts, layer)
+        states_of_counterparts = states_at_words(model, counterparts, layer)
+        return held_out_differences(states_of_texts, states_of_counterparts, self.fold_of)

@@ -16,7 +16,7 @@ from thinkalike.models.parts import Part, comparable_tensors, parts_of
 from thinkalike.processes import counted
 
 MIXTURES = ("linear mixture", "spherical mixture", "weighted sum")
-"""The operations that take another model."""
+"""The operations that mix weights of another model into the base."""
 
 COLUMNS = [
     "tensor",
@@ -36,11 +36,13 @@ def edits_of(
 ) -> tuple[pd.DataFrame, Sequence[int]]:
     """Return a row for each tensor that differs, and the tokens whose embedding differs.
 
-    The columns are those of `Edit`, in words. Tensors that are tied are one.
+    A row says how the tensor was changed: the operation, such as "scaled", with its amount, and
+    the size, spread and places of the change. Tensors that are tied have one row.
 
     Args:
         base, changed: The models.
-        other: A model that may have been mixed in. Its name then stands in the place of indices.
+        other: A model that may have been mixed in. In rows of such a change, its name takes the
+            place of the indices that changed.
     """
     tensors_of_base = comparable_tensors(base.module)
     tensors_of_changed = comparable_tensors(changed.module)

@@ -116,9 +116,9 @@ class DiffInstrument(
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         """Return the settings that this job ignores, with the values that enter its hash.
 
-        `data.evaluation_tokens` is ignored, as `measure.tokens` says how much text is read; its
-        value stays in the hash. `data.fit_tokens` is ignored unless the null is the
-        continued-training control, as only this control is trained on text.
+        The setting `data.evaluation_tokens` is ignored, as `measure.tokens` says how much text is
+        read; its value stays in the hash. The setting `data.fit_tokens` is ignored unless the null
+        is the continued-training control, as only this control is trained on text.
         """
         unread = left_in_key(config, REPORT_TEXT)
         if config.measure_as(DiffConfig).null != "continued_training":

@@ -106,9 +106,9 @@ def seconds_of_random_changes(weights: int) -> float:
     generator = seeded(0)
 
     def change_of_each_kind() -> None:
-        """Make one random change of each kind, in the steps of `perturbed` for a weight."""
+        """Make one random change of each kind, as the null does for each weight (`perturbed`)."""
         for random_change in (signed_permutation, random_signs):
-            # changed - base, the random change of it, and the base plus that
+            # In three steps: changed - base, a random change of the same size, and base + this.
             random_change(matrix - matrix, generator).add_(matrix)
 
     seconds = remembered_seconds("random changes of a matrix", change_of_each_kind)

@@ -32,13 +32,13 @@ FEWEST_OCCURRENCES = 3
 """Tokens that occur less often are not tested."""
 
 LEVEL = 0.05
-"""The level of all tests."""
+"""The significance level of all tests."""
 
 MOST_CONTEXTS = 10
-"""At most so many places are listed, each of a different document."""
+"""At most this many places in the text are listed, each in a different document."""
 
 TOKENS_OF_CONTEXT = 12
-"""At most so many tokens before a place are shown."""
+"""At most this many tokens before a place are shown."""
 
 BOUNDS = {
     "kl": (0.0, math.inf),
@@ -50,7 +50,7 @@ BOUNDS = {
 
 
 EFFECTS = ("onset", "restoring_effect", "transplanting_effect", "mean_effect")
-"""What the exchange of a module does, in the columns of the table of modules."""
+"""The columns of the table of modules that say what the exchange of a module does."""
 
 NUMBERS_OF_MODULE = ("relative_weight_change", *EFFECTS)
 
@@ -157,12 +157,14 @@ def _share_of_kl(
 
 
 def table_of_layers(observed: Observations) -> pd.DataFrame:
-    """Return the table of the relative distance of states, ‖y - x‖ / ‖x‖, by layer.
+    """Return a row for each layer: how far the states of the two models are apart, ‖y - x‖ / ‖x‖.
 
-    x is the state of the base at a token, and y that of the changed model; the value is a mean
-    over tokens. The first row is that of the embedding, layer -1.
+    x is the state of the base at a token, and y that of the changed model. The distance is a mean
+    over tokens, with an interval over documents. The first row is that of the embedding, layer -1.
     """
-    distances = torch.cat([change.distance for change in observed.changes], 1)  # (layers, n)
+    # For each batch of the text, the distance at each layer and token.
+    distances_of_batches = [changes_of_batch.distance for changes_of_batch in observed.changes]
+    distances = torch.cat(distances_of_batches, 1)  # (layers, n)
     documents = observed.documents()
     rows = []
     for layer, distances_of_layer in enumerate(distances, start=-1):
@@ -175,8 +177,8 @@ def _mean_distance(
 ) -> dict[str, float]:
     """Return the columns of the mean relative distance ‖y - x‖ / ‖x‖ and of its interval.
 
-    The mean is over tokens whose state x is not 0, as the embedding of a padding token may be: no
-    distance is relative to 0. It is NaN where all are 0.
+    Tokens whose state x is 0, as the embedding of a padding token may be, are left out, since no
+    distance is relative to 0. The mean is NaN if x is 0 at all tokens.
 
     Args:
         column: The name of the column.

@@ -1,4 +1,4 @@
-"""What a change taught, in words: three lines of the screen of a diff."""
+"""What a change taught a model, in words: up to three lines on the screen of a diff."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from thinkalike.instruments.diff.taught import FACTOR_SHOWN
 from thinkalike.screen import number_text
 
 RAISED_SHOWN = 12
-"""At most so many tokens that rise are named."""
+"""At most this many tokens that become more likely are named."""
 
 LOWERED_SHOWN = 6
-"""At most so many tokens that fall are named."""
+"""At most this many tokens that become less likely are named."""
 
 TEXTS_SHOWN = 3
-"""So many continuations are shown, those with the greatest lead."""
+"""This many generated texts are shown: those that the changed model favours most."""
 
 LEVEL_OF_TEXT = 0.01
-"""The text of a change is shown if its lead is beyond that of a random change at this level."""
+"""The text of a change is shown if, at this level of significance, the changed model favours it
+more than a randomly changed model favours its own text."""
 
 
 def lines_of_what_was_taught(
@@ -27,21 +28,26 @@ def lines_of_what_was_taught(
 ) -> Iterator[str]:
     """Yield the lines that say what the change taught the model.
 
-    The three lines are about:
+    There are three lines:
 
     - the tokens that become more or less likely;
     - text that is generated from log q + α (log q - log p), with p of the base and q of the
       changed model, so that it exaggerates what the change does;
     - text that is generated in the same way from a random change of the same size, as a null.
 
-    If random changes show as much, there is one line, which says so. Without a null there are two
-    lines, and the first one says that nothing was tested. Without the setting `taught=true` there
-    is no line.
+    There are fewer lines in three cases:
+
+    - Random changes show as much (see `is_readable`): a single line says so.
+    - There is no null: one line says that nothing was tested, and one has the generated text.
+    - The result has no table of generated text, because the setting `taught=true` was not chosen:
+      no line.
 
     Args:
         tables: The tables of the result.
-        numbers: Its headline numbers. `lead_p` is the p-value of the test whether text of the
-            change has a greater lead than text of the random change, see `is_readable`.
+        numbers: Its headline numbers. If there is a null, one of them is `lead_p`. The lead of a
+            text is by how many nats its tokens are more likely, on average, under the changed
+            model than under the base; `lead_p` is the p-value of the test whether text of the
+            change has a greater lead than text of the random change.
     """
     continuations = tables.get("continuations")
     if continuations is None:
@@ -64,12 +70,14 @@ def lines_of_what_was_taught(
 
 
 def is_readable(numbers: Mapping[str, float]) -> bool:
-    """Return whether what was taught can be read off, beyond what random changes would show.
+    """Return whether tokens and text show what was taught, beyond what random changes would show.
 
-    Two things are needed. Some tokens become more or less likely than by random changes of the
-    same size. And text that is generated from the amplified difference of both models has a
-    significantly greater lead than text of a random change. The lead of a text is by how many nats
-    its tokens are more likely, on average, under the changed model than under the base.
+    Two conditions must hold:
+
+    - Some tokens become more or less likely than by random changes of the same size.
+    - Text that is generated from the amplified difference of both models has a significantly
+      greater lead than text of a random change. The lead of a text is by how many nats its tokens
+      are more likely, on average, under the changed model than under the base.
 
     Args:
         numbers: The headline numbers of the result.

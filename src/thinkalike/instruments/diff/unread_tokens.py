@@ -18,10 +18,10 @@ from thinkalike.measures.seeds import seeded
 from thinkalike.models.frozen import FrozenModel
 
 POSITIONS = 512
-"""About so many positions of the text get a token."""
+"""A token is inserted at about this many positions of the text."""
 
 GAP = 8
-"""Positions that get a token are so many tokens apart."""
+"""Positions at which a token is inserted are this many tokens apart."""
 
 FEWEST_ROWS = 2
 
@@ -32,10 +32,11 @@ def numbers_after_unread_tokens(
 ) -> dict[str, float]:
     """Return headline numbers about tokens whose embedding differs and that the text lacks.
 
-    These tokens are inserted into the text at about `POSITIONS` positions, and the predictions
-    after them are compared: KL and flips, with intervals over rows. Tokens are repeated if there
-    are fewer of them than positions; if there are more, a random sample is inserted. If the text
-    lacks none of them, only the two counts are returned.
+    These tokens are inserted into the text at a fixed number of positions (about `POSITIONS`). The
+    predictions of both models after them are compared: KL and flips, with intervals over rows.
+    Tokens are repeated if there are fewer of them than positions; if there are more, a random
+    sample is inserted. If the text lacks none of them, only two counts are returned: how many
+    tokens have a different embedding, and how many of these the text lacks.
 
     Args:
         base, changed: The models.

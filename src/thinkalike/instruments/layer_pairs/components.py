@@ -169,8 +169,8 @@ def marked_components(
 ) -> Literal["most similar", "least similar"]:
     """Return which components come first and are marked: those that are most or least similar.
 
-    They are the least similar of a model and a changed copy, and the most similar of models that
-    were trained separately.
+    Of a model and a changed copy of it, these are the least similar ones, and of models that were
+    trained separately, the most similar ones.
 
     Args:
         result: A result with the table `components`.

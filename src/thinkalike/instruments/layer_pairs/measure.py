@@ -287,13 +287,16 @@ def null_columns(estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l m"]]
 def sample_scalars(estimate: LayerPairEstimate) -> dict[str, float]:
     """Return the headline numbers of the null, if there is one, and the size of the sample.
 
-    Numbers that are not known are left out.
+    The numbers of the null are about the most similar of all layer pairs: by how much its value is
+    above chance, and the smallest of the p-values that all layer pairs have, each of which is
+    corrected for the number of pairs. Numbers that are not known are left out.
     """
     scalars = {}
     chance = estimate.chance
     if chance is not None and not math.isnan(chance.largest):
         scalars["largest_calibrated"] = chance.largest
-        scalars["lowest_p_corrected"] = float(chance.p_of_largest.min())
+        corrected_p = chance.p_of_largest  # a p-value for each of l x m layer pairs
+        scalars["lowest_p_corrected"] = float(corrected_p.min())
     scalars["documents"] = float(estimate.documents)
     if estimate.rows is not None:
         scalars["rows"] = float(estimate.rows)

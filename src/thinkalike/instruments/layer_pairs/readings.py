@@ -1,8 +1,9 @@
 """Equivalent bit widths of layer pairs, for `ruler=bits`.
 
-The ruler of `thinkalike.instruments.ruler` says what the values of any measure are in bits: the
-models and their rounded copies read the same rows of text, of `READING_BATCHES` batches at most,
-and are compared at five layer pairs at most.
+An equivalent bit width expresses the similarity of two models in bits. It is the number of bits to
+which a model's weights are rounded in a copy that is as similar to it as the other model is, by
+the same measure. The models and their rounded copies read the same rows of text and are compared
+at five layer pairs at most.
 """
 
 from __future__ import annotations
@@ -438,12 +439,15 @@ def _batches_of_all_pools(batches: StateBatches) -> Iterator[StateBatch]:
 
 
 def answer_of_bit_widths(result: Result, label: str) -> str:
-    """Return in words at which layer pairs models are more similar than the local-mixing control.
+    """Return in words at which layer pairs the models are more similar than a control.
 
-    The control is networks without training that only mix earlier tokens.
+    The control is untrained networks that only mix earlier tokens. The table `equivalent_bits` has
+    a row for each layer pair, with the similarity of the models, the similarity to the control,
+    and the equivalent bit widths that give the table its name: the number of bits to which a
+    model's weights are rounded in a copy that is as similar to it as the other model.
 
     Args:
-        result: A result with the table `equivalent_bits`.
+        result: A result with this table.
         label: What figures call the measure.
     """
     return sentence_of_pairs_above_control(result.tables["equivalent_bits"], label)
@@ -451,6 +455,9 @@ def answer_of_bit_widths(result: Result, label: str) -> str:
 
 def show_table_of_bit_widths(result: Result, label: str) -> None:
     """Print the measure and the equivalent bit width at some layer pairs in a table.
+
+    The equivalent bit width of a layer pair is the number of bits to which a model's weights are
+    rounded in a copy that is as similar to it as the other model.
 
     Args:
         result: A result with the table `equivalent_bits`.

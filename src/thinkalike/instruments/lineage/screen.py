@@ -395,9 +395,9 @@ def origins_of_attention(heads: pd.DataFrame) -> pd.DataFrame:
     """Return a row for the attention of each target block: its origin in the source.
 
     The origin, in the column `source_layer`, is the source block whose heads give the smallest
-    p-value. It is NaN if this p-value is not below `ALPHA` after correction. The column `units`
-    has the number of heads, so that `runs_of_blocks` reads this table like the one of blocks,
-    whose units are the neurons of an MLP.
+    p-value. It is NaN if this p-value is not significant after correction. The column `units` has
+    the number of heads. It has the same name as the number of an MLP's neurons in the table of
+    blocks, so that `runs_of_blocks` reads both tables alike.
 
     Args:
         heads: A row for each pair of blocks whose attention heads were compared, with their number

@@ -133,7 +133,7 @@ class RSA(
     def compare(
         self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
     ) -> None:
-        """Compute what `run` computes, for a forecast of how long that takes."""
+        """Compute the similarity of all layers as a job does, to measure how long it takes."""
         _similarity(config, Compared(stimuli, list(sides)), None)
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -309,8 +309,8 @@ def _different_layers(table: pd.DataFrame) -> pd.DataFrame:
     """
     sources = list(zip(table["source"], table["source_layer"], strict=True))
     targets = list(zip(table["target"], table["target_layer"], strict=True))
-    different_layers = dict.fromkeys([*sources, *targets])
-    index_of_layer = {layer: index for index, layer in enumerate(different_layers)}
+    distinct_layers = dict.fromkeys([*sources, *targets])
+    index_of_layer = {layer: index for index, layer in enumerate(distinct_layers)}
     source_indices = [index_of_layer[layer] for layer in sources]
     target_indices = [index_of_layer[layer] for layer in targets]
     one_row_per_pair = table[np.less(source_indices, target_indices)]

@@ -164,15 +164,15 @@ class Words:
         Raises:
             DataError: A state is not finite.
         """
-        different_layers = list(dict.fromkeys(layers))
+        distinct_layers = list(dict.fromkeys(layers))
         piece_indices = torch.arange(len(self.text.texts))
         batches = []  # for each batch of pieces of text, the states of its words at each layer
         for indices in counted(piece_indices.split(PIECES_PER_PASS), "batch"):
             text = self.text.select(indices)
-            batches.append(word_states(model, text, different_layers))
+            batches.append(word_states(model, text, distinct_layers))
 
         states_of_layer = {}
-        for index, layer in enumerate(different_layers):
+        for index, layer in enumerate(distinct_layers):
             states = torch.cat([batch[index] for batch in batches]).cpu()
             if not states.isfinite().all():
                 raise DataError(

@@ -33,7 +33,7 @@ MAP = 0
 MAP_BACK = 1
 ROUND_TRIP = 2
 ROUND_TRIP_BACK = 3
-"""The numbers of the maps of a layer pair in `residual_sums`."""
+"""The indices of the maps of a layer pair along the axis of maps of `residual_sums`."""
 
 
 def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dict[str, Estimate]:
@@ -197,8 +197,9 @@ def residual_sums(
         batch_rows: How many rows are read together; this changes no value.
 
     Returns:
-        `left`, the squared residuals, and `whole`, the squared states, (pairs, maps, documents).
-        The axis of maps has `MAP`, `MAP_BACK`, `ROUND_TRIP` and `ROUND_TRIP_BACK`.
+        `left`, the squared residuals, and `whole`, the squared states that are predicted, both
+        (pairs, 4 maps, documents). The maps are the one from source to target, the one back, the
+        round trip of the source's states through both, and the round trip of the target's states.
     """
     sums = DocumentSums(rows.documents)
     source_layers = [layer for layer, _ in layer_pairs]

@@ -14,6 +14,7 @@ from thinkalike.measures.halved_moments import HalvedMoments
 from thinkalike.measures.moments import PairStatistics
 from thinkalike.memory import free_cached_memory
 from thinkalike.processes import counted
+from thinkalike.stitches.kinds import CLOSED
 from thinkalike.training.stitching import Fit
 
 
@@ -51,9 +52,12 @@ class ClosedForms:
         """Return the closed-form map of every layer pair.
 
         Args:
-            kind: "least_squares", "reduced_rank", "procrustes", or any other word for a constant
-                that is added to the states ("bias").
+            kind: "least_squares", "reduced_rank", "procrustes" (an isometry), or "bias" (a
+                constant that is added to the states).
             bias: Whether the map has a constant; for "bias" this has no effect.
+
+        Raises:
+            ValueError: The kind is none of these.
         """
         moments = self.moments
         config = self.setting.config
@@ -67,8 +71,10 @@ class ClosedForms:
                 )
             elif kind == "procrustes":
                 solution = closed_forms.procrustes(moments, pair, bias=bias)
-            else:
+            elif kind == "bias":
                 solution = closed_forms.bias_only(moments, pair)
+            else:
+                raise ValueError(f"kind={kind!r} is not one of {', '.join(CLOSED)}")
             maps.append(solution)
         return maps
 
@@ -82,13 +88,13 @@ class ClosedForms:
         return self.maps(self.setting.config.init, bias=has_constant)
 
     def statistics_read_by(self, fit: Fit) -> PairStatistics:
-        """Return statistics of a layer pair whose source states are those that a stitch reads.
+        """Return the moments of the states that a stitch reads, as the source of a layer pair.
 
-        If the stitch is from the target into itself, it reads the target layer of some layer pair.
-        The statistics of that pair are then returned with source and target exchanged.
+        A stitch from the target into itself reads the target's layer of some layer pair. The
+        statistics of that pair are then returned with source and target exchanged.
 
         Args:
-            fit: The stitch: `reads` is the model whose states it reads, at `layer`.
+            fit: The stitch. It reads the states of the model `fit.reads` after block `fit.layer`.
         """
         for pair in self.setting.layer_pairs:
             source_layer, _ = pair
@@ -122,7 +128,7 @@ def gather_statistics(setting: StitchSetting) -> FitStatistics:
     means_class = TokenMeans
     if setting.config.controls:
         means_class = BigramMeans
-    # The means are of no rows yet; only the tokens of the evaluation text need one.
+    # At first no rows have been read. Only tokens of the evaluation text need a mean.
     no_rows = tokens[:0]
     means = means_class(target, setting.target_layers, no_rows, setting.corpus.report.tokens)
 

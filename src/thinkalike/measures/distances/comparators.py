@@ -172,7 +172,7 @@ def pair_counts(counts: Float[Tensor, "*r n"]) -> Float[Tensor, "*r p"]:
 def comparable(
     vectors: Float[Tensor, "k p"], comparator: str, names: Sequence[str] = ()
 ) -> Float[Tensor, "k p"] | Int[Tensor, "k p"]:
-    """Return vectors of distances in the form that `compare` needs, after checks.
+    """Return vectors of distances in the form that this module's `compare` takes, after checks.
 
     For comparators of ranks these are levels: whole numbers in the order of the distances, equal
     for distances that differ by rounding alone. For other comparators these are the distances in

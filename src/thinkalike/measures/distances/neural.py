@@ -130,7 +130,9 @@ class NeuralDistances:
     @classmethod
     @takes_arrays
     def given(cls, squared: Float[Tensor, "n n"]) -> NeuralDistances:
-        """Return squared distances from elsewhere, such as `crossnobis`; some may be negative.
+        """Return an object with given squared distances, such as crossnobis distances.
+
+        Some of them may be negative.
 
         Raises:
             ValueError: They are not finite and symmetric with a zero diagonal.
@@ -144,7 +146,7 @@ class NeuralDistances:
 
     @property
     def is_euclidean(self) -> bool:
-        """Whether (D^N)² is the squared Euclidean distance of `states`."""
+        """Whether the squared distances (D^N)² are squared Euclidean distances of `states`."""
         return self.distance in ("euclidean", "cosine", "correlation", "norm_difference")
 
     @cached_property
@@ -370,7 +372,7 @@ def _euclidean_states(
 def upper_triangle_indices(n: int, device: torch.device | None = None) -> Int[Tensor, " p"]:
     """Return the flat indices of the pairs i < j in an n x n matrix.
 
-    They are in the order of `scipy.spatial.distance.pdist`.
+    They are in the order of SciPy's `pdist`: (0, 1), (0, 2), ..., (1, 2), ....
     """
     indices: Tensor = torch.triu_indices(n, n, 1, device=device)
     rows, columns = indices.unbind()

@@ -69,7 +69,7 @@ def rsa_of_models(
 ) -> Float[Tensor, "l m"]:
     """Return how alike the distances of stimuli are in each of l layers and each of m layers.
 
-    These are the values of `rsa`; errors call the arguments by the names that they have here.
+    The values are those of `rsa`. Only the names of the arguments differ, also in errors.
 
     Args:
         models: l layers, each the states (n, d) of the same n stimuli.
@@ -89,13 +89,14 @@ def rsa_estimate(
     seed: Seed = 0,
     comparator: str = "spearman",
 ) -> Estimate:
-    """Return `rsa` with a 95 % jackknife interval over folds of stimuli.
+    """Return the RSA of every two layers (see `rsa`) with a 95 % jackknife interval.
 
-    One fold, with all its pairs, is left out at a time. The stimuli of a group, such as the words
-    of a sentence, are left out together. Groups that are worth fewer than `FEWEST_GROUPS` of equal
-    size have the interval (-∞, ∞), and a warning says why. A fold with one group that outweighs
-    the others says as little about the spread as that group alone, so Student's t has at most
-    `freedom_of_groups` degrees of freedom.
+    One fold of the stimuli, with all its pairs, is left out at a time. The stimuli of a group,
+    such as the words of a sentence, are left out together. If there are too few groups, the
+    interval is (-∞, ∞), and a warning says why: they must be worth `FEWEST_GROUPS` of equal size.
+
+    A fold with one group that outweighs the others says as little about the spread as that group
+    alone. The degrees of freedom of Student's t are therefore limited, see `freedom_of_groups`.
 
     Args:
         layers, others, distance, comparator: See `rsa`.
@@ -132,10 +133,10 @@ def rsa_estimate(
 
 
 class Mantel(NamedTuple):
-    """`rsa` and its p-values.
+    """The RSA of every two layers, with its p-values.
 
     Attributes:
-        value: `rsa` of each layer pair.
+        value: The RSA of each layer pair, see `rsa`.
         p: (1 + #{value of permuted stimuli ≥ value}) / (1 + permutations), one-sided, of each
             layer pair.
         p_of_largest: The same against the largest value of all layer pairs in each permutation,
@@ -156,13 +157,14 @@ def mantel(
     comparator: str = "spearman",
     groups: Int[Tensor, " n"] | None = None,
 ) -> Mantel:
-    """Return `rsa` and its p-values under permutations of the stimuli of the other layers.
+    """Return the RSA of every two layers (see `rsa`) with its p-values, by Mantel's test (1967).
 
-    See Mantel (1967). Pairs that share a stimulus depend on each other, so stimuli are permuted,
-    not pairs. The stimuli of a group, such as the words of a sentence, are moved together, and as
-    many of each group (see `balanced_rows`), as not all orders of unequal groups are as likely. p
-    is of the pairs between groups alone, as those within are closer in any model. All layers see
-    the same permutations. Fewer than `FEWEST_GROUPS` groups give no p-values (NaN), and a warning.
+    The null is permutations of the stimuli of the other layers. Pairs that share a stimulus depend
+    on each other, so stimuli are permuted, not pairs. The stimuli of a group, such as the words of
+    a sentence, are moved together. Groups of unequal size are not exchangeable, so that the same
+    number of stimuli of each group is used (see `balanced_rows`). The p-value is of the pairs
+    between groups alone, as those within are closer in any model. All layers see the same
+    permutations. Fewer than `FEWEST_GROUPS` groups give no p-values (NaN), and a warning.
 
     Args:
         layers, others, distance, comparator: See `rsa`.
@@ -244,7 +246,9 @@ def _position_of_each_pair(n: int, device: torch.device) -> Int[Tensor, "n n"]:
 def distance_vectors(
     layers: Layers, distance: str = "euclidean", n: Count | None = None, name: str = "layers"
 ) -> Float[Tensor, "l p"]:
-    """Return the squared distances of all pairs i < j of n stimuli, in the order of `pdist`.
+    """Return the squared distances of all pairs i < j of n stimuli, in each layer.
+
+    Pairs are in the order of SciPy's `pdist`: (0, 1), (0, 2), ..., (1, 2), ....
 
     Args:
         layers: The layers.

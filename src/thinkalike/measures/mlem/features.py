@@ -419,7 +419,10 @@ def is_level_pair(term: Term) -> bool:
 
 
 def is_all_level_pairs(term: Term) -> bool:
-    """Return whether a term (f,) of `weight_slices` is all pairs of levels of a feature."""
+    """Return whether a term stands for all pairs of levels of a feature f, as (f,) does.
+
+    Such terms come from `weight_slices`, which joins the terms (f, a, b) of all levels a and b.
+    """
     return len(term) == 1
 
 

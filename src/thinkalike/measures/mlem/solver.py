@@ -200,7 +200,7 @@ def _weights_by_alpha(
     terms: Sequence[Term],
     alphas: Sequence[float],
 ) -> Float[Tensor, "a s l r"]:
-    """Return the weights of terms at each of a ridges, on each of s sets of pairs, for l layers.
+    """Return the weights of terms for each of a ridges, on each of s sets of pairs, for l layers.
 
     The terms are W_ff and, for a full W, W_fg. Models with weights of pairs of levels are solved
     by `level_path`.
@@ -282,15 +282,17 @@ def level_path(
     terms: Sequence[Term],
     alphas: Sequence[float],
 ) -> Float[Tensor, "a s l r"]:
-    """Return the weights of pairs of levels at every α, on every set of pairs, of every layer.
+    """Return the weights of pairs of levels for each of a ridges α, in each layer.
 
-    Two levels without a pair in a set, which is not `used`, get the mean weight of their feature,
-    w^f. At α = ∞ the weights of a feature are equal to the bit, so that equal predictions tie.
+    They are fitted on each of s sets of pairs of stimuli. Two levels that no pair of stimuli in a
+    set has get the mean weight of their feature. At α = ∞ the weights of a feature are equal to
+    the bit, so that equal predictions tie.
 
     Args:
-        moments: The sums `about_means` of s sets of pairs: r terms by r terms and l layers.
+        moments: For each set, sums of products of deviations from the means: each of r terms times
+            each term, and then times the squared distance in each of l layers.
         used: Which terms have pairs in each set, and are not constant.
-        sizes: The `pair_sizes`.
+        sizes: How many stimuli have one of the two levels of each term, see `pair_sizes`.
         terms: The terms, the intercept first.
         alphas: The ridges α.
     """

@@ -86,7 +86,10 @@ class StimulusPairs:
         return self.chosen_pairs
 
     def squared_distances(self) -> Float[Tensor, "l p"]:
-        """Return the squared distance of each pair of `pair_indices` in each layer."""
+        """Return the squared distance of each pair of stimuli in each layer.
+
+        Pairs are in the order of `pair_indices`.
+        """
         return torch.stack(list(self._squared_distances_by_layer()))
 
     def _squared_distances_by_layer(self) -> Iterable[Float[Tensor, " p"]]:

@@ -1,8 +1,14 @@
 """Sums over all pairs of stimuli for a least-squares fit of squared neural distances on features.
 
-One table of sums holds terms against terms, then terms against layers: (s, t, t + l) for s sets of
-stimuli. The first set is all of them, set 1 + c all but fold c. Most sums over pairs follow from
-sums over stimuli: no pair is formed.
+The model of the fit has t terms, each with a regressor: a number for each pair of stimuli, such as
+1 if they differ in a feature. The fit needs sums of products over pairs, as a table (t, t + l):
+the regressor of each term times that of each term, and then times the squared distance in each of
+l layers. In other words it is [X'X, X'D], with a row for each pair in X (regressors) and in D
+(squared distances).
+
+There is a table for each of s sets of stimuli, (s, t, t + l). The first set is all stimuli, and
+set 1 + c is all but those of fold c. Most sums over pairs are computed from sums over stimuli, so
+that no pair is formed.
 
 **Indicators.** With E_T = 1[equal on all features of T], a product of indicators over U is
 Σ_{T ⊆ U} (-1)^|T| E_T; and over the pairs within a block of n stimuli, Σ 1 = n (n - 1) / 2 and
@@ -64,14 +70,14 @@ def normal_equations(
     terms: Sequence[Term],
     fold_of: Int[Tensor, " n"],
 ) -> Float[Tensor, "s t u"]:
-    """Return sums of products over the pairs i < j of each set of stimuli: (s, t, u = t + l).
+    """Return the sums of a least-squares fit over all pairs of stimuli, in each of s sets.
 
-    Entry (s, a, b) sums the regressor of term a times that of term b, or from b = t on times the
-    squared distance of a layer.
+    Entry (s, a, b) sums the regressor of term a times that of term b over the pairs of set s. From
+    b = t on it is the regressor of term a times the squared distance in a layer: u = t + l.
 
     Indicators, pairs of levels, Δ² of scaled features, and squared Euclidean distances have a
-    closed form that needs no pairs; products of scaled features and other distances are summed
-    over chunks of pairs.
+    closed form that needs no pairs. Products of scaled features, and distances of further kinds,
+    are summed over chunks of pairs.
 
     Args:
         features: The features of the stimuli.
@@ -161,14 +167,14 @@ def sums_by_level(
     products_with_terms = []
     for first in terms:
         # A product of indicators is 1 for pairs that differ in all features of both terms.
-        counts = [count_of_differing(_different_features(first, second)) for second in terms]
+        counts = [count_of_differing(_distinct_features(first, second)) for second in terms]
         products_with_terms.append(torch.stack(counts, -1))  # (s, t)
     products_with_layers = []
     for layer in layers:
         squares_of_agreeing = sums_of_agreeing.squared_distance_sums(layer.states)
         sums_of_layer = []
         for term in terms:
-            differing_features = _different_features(term)
+            differing_features = _distinct_features(term)
             sums_of_layer.append(
                 sums_of_agreeing.over_differing(differing_features, squares_of_agreeing)
             )
@@ -178,7 +184,7 @@ def sums_by_level(
     return torch.cat([with_terms, with_layers], -1)
 
 
-def _different_features(*terms: Term) -> FeatureIndices:
+def _distinct_features(*terms: Term) -> FeatureIndices:
     """Return each feature that occurs in some of these terms once, in rising order."""
     return tuple(sorted({feature for term in terms for feature in term}))
 
@@ -600,10 +606,10 @@ def sums_by_pair(
     terms: Sequence[Term],
     fold_of: Int[Tensor, " n"],
 ) -> Float[Tensor, "s t u"]:
-    """Return the sums of a least-squares fit, over chunks of pairs within and between folds.
+    """Return the sums of a least-squares fit over all pairs of stimuli, computed chunk by chunk.
 
-    This works for any terms and distances. The sum without a fold is that over all pairs less that
-    over the pairs with a stimulus of the fold.
+    This works for any terms and distances. The sum without a fold is the sum over all pairs minus
+    that over the pairs with a stimulus of the fold.
 
     Args:
         features: The features of the n stimuli.
@@ -660,17 +666,23 @@ def sums_of_given_pairs(
     terms: Sequence[Term],
     fold_of: Int[Tensor, " p"],
 ) -> Float[Tensor, "s t u"]:
-    """Return sums of products over p given pairs of stimuli, and without each fold of these pairs.
+    """Return the sums of a least-squares fit over p given pairs of stimuli.
+
+    The fit predicts the squared distance of a pair in each layer from the pair's regressors, one
+    for each term. The sums are [X'X, X'D], where X has the regressors of each pair in a row, and D
+    its squared distances.
+
+    They are computed for s sets of pairs: first all of them and then, if there are several folds,
+    all but the pairs of each fold in turn.
 
     Args:
-        differences: Δ of the pairs, feature by feature.
-        squared_distances: Those of the pairs in each of l layers.
+        differences: For each feature, the difference of the two stimuli of each pair.
+        squared_distances: The squared distance of each pair in each of l layers.
         terms: The t terms, the intercept first.
         fold_of: The fold of each pair, from 0.
 
     Returns:
-        For each of s sets of pairs, the sums of the regressor of each term times that of each
-        term, and then times the squared distance in each layer: (s, t, u = t + l).
+        [X'X, X'D] for each set, with u = t + l columns.
     """
     column_count = len(terms) + len(squared_distances)
     sums_of_folds = []
@@ -685,7 +697,7 @@ def sums_of_given_pairs(
 
 
 def _products(term_values: list[Tensor], squared_distances: list[Tensor]) -> Float[Tensor, "t u"]:
-    """Return Σ x_a x_b over some pairs, with x_a and x_b the regressors of every two terms a, b.
+    """Return Σ x_a x_b over some pairs of stimuli, with x_a the regressor of term a.
 
     Further columns are Σ x_a y, with y the squared distance of a pair in each layer.
 
