@@ -5,13 +5,14 @@
     make bench ARGS="cka mutual_knn --device cuda"    on a GPU, those that can; their tables stand beside those of a CPU
 
 Each benchmark has a part of RESULTS.md of its own, between two marks, with the command, the machine, the versions, and
-a digest of the code that it is about: a test fails where that has changed since. What moved by more than a quarter of
+a digest of the code that it is about, docstrings and comments aside: a test fails where that has changed since. What moved by more than a quarter of
 what the part had before is printed below it.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import datetime
 import hashlib
 import os
@@ -113,9 +114,18 @@ def run(name: str, device: str) -> str:
 
 
 def digest(name: str) -> str:
-    """Return a digest of the code that a benchmark is about."""
-    code = b"".join((SOURCE / each).read_bytes() for each in BENCHMARKS[name].about)
-    return hashlib.sha256(code).hexdigest()[:8]
+    """Return a digest of the code that a benchmark is about, without its docstrings and comments."""
+    code = "".join(_code_alone((SOURCE / each).read_text()) for each in BENCHMARKS[name].about)
+    return hashlib.sha256(code.encode()).hexdigest()[:8]
+
+
+def _code_alone(source: str) -> str:
+    """Return the syntax tree of a module without docstrings, as text."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.dump(tree)
 
 
 def outdated(text: str) -> list[str]:
