@@ -7,7 +7,6 @@ import doctest
 import functools
 import inspect
 import json
-import logging
 import os
 import pickle
 import shutil
@@ -68,7 +67,6 @@ from thinkalike.errors import (
 )
 from thinkalike.inputs import config_of, model_configs, stimuli_config
 from thinkalike.job.lookup import instrument_of_measure, instrument_of_task
-from thinkalike.jobs import wording
 from thinkalike.jobs.configuration import setting_of
 from thinkalike.jobs.plain_values import plain_setting
 from thinkalike.models import identity
@@ -2016,39 +2014,6 @@ def test_inputs_that_say_nothing_for_certain_are_refused_by_name(call, said):
 def test_keys_of_a_dictionary_are_texts_in_order():
     texts = dict.fromkeys(TEXTS)
     assert thinkalike.inputs.text_config(texts.keys(), {}).records.rows == [{"text": text} for text in TEXTS]
-
-
-WORDS = {
-    "measure.massive=keep keeps them": 'massive="keep" keeps them',
-    "do the job again with force=true": "do the job again with force=True",
-    "model.implausible=true takes it as it is": "load_model(..., implausible=True) takes it as it is",
-    "take more of the text and model.dtype=float32": 'take more of the text and load_model(..., dtype="float32")',
-    "declare kinds.size=nominal": "declare kinds={'size': 'nominal'}",
-    "give its levels in order: kinds.Word size=['a', 'b']": "give its levels in order: kinds={'Word size': ['a', 'b']}",
-    "raise measure.batches, or data.evaluation_tokens": "raise batches, or evaluation_tokens",
-    "measure.batches=3 are too few": "batches=3 are too few",
-    "data=text has too little text": "texts has too little text",
-    "data text: the report has 15 documents": "texts: the report has 15 documents",
-    "measure.unit=tokens|words": "unit=tokens|words",
-}
-
-
-@pytest.mark.parametrize("message", WORDS)
-def test_messages_have_settings_as_python_writes_them(message, caplog):
-    job = jobs.Compare(PAIR[0], texts=TEXTS)
-
-    def fail():
-        logging.getLogger("thinkalike.states").warning("warning: %s", message)
-        with wording.naming(job):
-            logging.getLogger("thinkalike.states").warning("warning: %s", message)
-            raise DataError(message)
-
-    with pytest.raises(DataError) as raised:
-        fail()
-    assert str(raised.value) == WORDS[message]
-    assert caplog.messages == [f"warning: {message}", f"warning: {WORDS[message]}"]
-    logging.getLogger("thinkalike.states").warning("after %s", message)
-    assert caplog.messages[-1] == f"after {message}", "the factory of records is the one before"
 
 
 class Locked:

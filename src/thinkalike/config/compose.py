@@ -73,6 +73,7 @@ from omegaconf.grammar_parser import parse
 from omegaconf.grammar_visitor import GrammarVisitor
 from yaml import YAMLError
 
+from thinkalike.advice import at_command_line
 from thinkalike.catalogue import conf_folders
 from thinkalike.config import composed as composed_settings
 from thinkalike.config.completing import completed_for_instrument
@@ -1291,6 +1292,7 @@ def _escaped_quote(end: re.Match[str]) -> str:
 # ---- configurations of jobs
 
 
+@at_command_line()
 def compose_trusted_job(entry_point: str, overrides: Iterable[str], **parts: Checked) -> JobConfig:
     """Return the configuration of a job, see `thinkalike.config.compose_job`.
 
@@ -1302,6 +1304,7 @@ def compose_trusted_job(entry_point: str, overrides: Iterable[str], **parts: Che
     return _decided(compose_open_job(entry_point, words, **parts))
 
 
+@at_command_line()
 def compose_inner_job(entry_point: str, overrides: Iterable[str], **parts: object) -> JobConfig:
     """Return the configuration of a job inside another one.
 
@@ -1324,6 +1327,7 @@ def compose_inner_job(entry_point: str, overrides: Iterable[str], **parts: objec
     return _decided(compose_open_job(entry_point, words, **parts))
 
 
+@at_command_line()
 def compose_open_job(entry_point: str, overrides: Iterable[str], **parts: object) -> JobConfig:
     """Return the configuration of a job in which what is left open is not decided yet.
 

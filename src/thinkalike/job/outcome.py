@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thinkalike.advice import named_setting
 from thinkalike.errors import ResultError
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Outcome:
         raise ResultError(
             f"{name}{written_position}{row} came out as {array[position]}, so nothing is stored; "
             "check the weights or arrays that are compared; of a text take more, and "
-            "model.dtype=float32"
+            f"{named_setting('model.dtype', 'float32')}"
         )
 
 

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.config import DataConfig, ModelConfig
 from thinkalike.config.parts import CONTEXT
 from thinkalike.data.documents import rows_folder
@@ -301,7 +302,8 @@ class StateFolder:
             if site not in known_sites:
                 hooks = listed(list(self.index.hooks))
                 raise ConfigError(
-                    f"model.site={site} is no site of {self.name}, which has {hooks}"
+                    f"{named_setting('model.site', site)} is no site of {self.name}, which has "
+                    f"{hooks}"
                 )
         sites.sort(key=_depth_of)
         self.check_layers(sites)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from thinkalike import figures
+from thinkalike.advice import named_setting
 from thinkalike.config import SettingValues
 from thinkalike.config.parts import AFTER, MIDDLE, PROCESSES, TrainerConfig
 from thinkalike.errors import ConfigError
@@ -87,17 +88,20 @@ class Stitching(
                 block and also compiled or recomputed, which works with whole blocks only.
         """
         check_processes(config.trainer, config.target.device)
-        check_stitchable(config.model, config.target, config.layers, "task=stitch")
+        check_stitchable(
+            config.model, config.target, config.layers, named_setting("task", "stitch")
+        )
         sites = [config.model.site, config.target.site]
         for site in sites:
             if site not in (AFTER, MIDDLE):
                 raise ConfigError(
-                    f"model.site={site} is no place to cut a model: stitch at {AFTER} or {MIDDLE}"
+                    f"{named_setting('model.site', site)} is no place to cut a model: stitch at "
+                    f"{AFTER} or {MIDDLE}"
                 )
         if MIDDLE in sites and (config.trainer.compile or config.trainer.recompute):
             raise ConfigError(
-                "trainer.compile and trainer.recompute are of whole blocks: leave them out at "
-                f"{MIDDLE}"
+                f"{named_setting('trainer.compile')} and {named_setting('trainer.recompute')} "
+                f"are of whole blocks: leave them out at {MIDDLE}"
             )
         return super().inputs(config)
 
