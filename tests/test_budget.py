@@ -1,6 +1,7 @@
 """budget=5min: what a job leaves out so that it takes no longer, and that long jobs are offered one."""
 
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from thinkalike.job.lookup import instrument_of
 from thinkalike.jobs import running
 from thinkalike.models import shapes
 from thinkalike.models.checkpoints import ASSETS
+from thinkalike.processes import under_way
+from thinkalike.screen import sentence, watched
 from thinkalike.training.recipe import fewest_steps
 
 FEW_REFITS = ["measure.permutations=1", "measure.references=1"]  # of mlem
@@ -164,7 +167,7 @@ def test_steps_that_a_command_line_sets_stay(slow):
 def test_long_jobs_are_offered_a_budget_that_holds(slow):
     config = composed("train", *PAIR)
     assert budget.offered(config, [], 599.0) == ""
-    time, _, words = budget.offered(config, [], 1e6).removeprefix("; budget=").partition(" does ")
+    time, _, words = budget.offered(config, [], 1e6).removeprefix('; budget="').partition('" does ')
     job = budget.largest_job_within(config, [], time)
     assert job.words == words
     assert job.seconds <= budget.seconds_of_budget(time)
@@ -181,7 +184,9 @@ def test_a_long_job_is_announced_and_timing_it_takes_a_small_part_of_it(slow, mo
     least = f"at least about {forecast.duration_in_words(passes)} on this machine"
     assert budget.announcement(config, []) == least, "nothing was timed beside the passes"
     monkeypatch.setattr(budget, "SHARE_FOR_TIMING", 0.05)
-    said = budget.announcement(config, [])
+    with watched():
+        said = budget.announcement(config, [])
+        assert re.search("whole job: about .* left$", sentence(under_way(), 0.0))
     assert said.startswith("about ")
     seconds = forecast.forecast(config, looks_up=False).seconds()
     assert seconds > passes > budget.ANNOUNCED_SECONDS
@@ -195,7 +200,7 @@ def test_a_function_says_how_long_its_job_takes_unless_it_has_a_budget(slow, mon
     monkeypatch.setattr(running, "announcement", lambda config, chosen: f"about 4 hours; {sorted(chosen)}")
     small = {"texts": "stdlib", "evaluation_tokens": 2048}
     thinkalike.loss("neox-4l-mini", **small)
-    assert "about 4 hours; ['evaluation_tokens']" in capsys.readouterr().err
+    assert "about 4 hours; ['data.evaluation_tokens']" in capsys.readouterr().err
     monkeypatch.setenv("THINKALIKE_PROGRESS", "0")
     thinkalike.loss("neox-4l-mini", **small)
     thinkalike.loss("neox-4l-mini", texts="stdlib", budget="1s")
@@ -203,7 +208,7 @@ def test_a_function_says_how_long_its_job_takes_unless_it_has_a_budget(slow, mon
 
 
 def test_a_job_that_leaves_nothing_out_takes_no_budget(slow):
-    with pytest.raises(ConfigError, match="budget=5min chooses layers, text or stimuli"):
+    with pytest.raises(ConfigError, match='budget="5min" chooses layers, text or stimuli'):
         budget.within(composed("analyze", "measure=lineage", "budget=5min", *PAIR), [])
 
 
@@ -264,20 +269,20 @@ def test_a_function_takes_a_budget(slow, caplog):
         result = thinkalike.loss(model, texts="stdlib", budget="1s")
         assert result.config["data"]["evaluation_tokens"] == 2048
         said = {each.getMessage().partition(";")[0]: each.levelno for each in caplog.records}
-        assert said["budget=1s: evaluation_tokens=2048"] >= logging.WARNING
+        assert said['budget="1s": evaluation_tokens=2048'] >= logging.WARNING
         caplog.clear()
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: thinkalike.lineage("bert-mini", "bert-mini-nli", budget="5min"), "^budget=5min chooses layers"),
-        (lambda: thinkalike.compare(np.eye(9), np.eye(9), budget="5min"), "^budget=5min chooses layers"),
+        (lambda: thinkalike.lineage("bert-mini", "bert-mini-nli", budget="5min"), '^budget="5min" chooses layers'),
+        (lambda: thinkalike.compare(np.eye(9), np.eye(9), budget="5min"), '^budget="5min" chooses layers'),
         (
             lambda: thinkalike.loss("gelu-3l-mini", budget="5min", evaluation_tokens=4096),
-            "^budget=5min chooses .* left open",
+            '^budget="5min" chooses .* left open',
         ),
-        (lambda: thinkalike.loss("gelu-3l-mini", budget="5"), "^budget=5 must"),
+        (lambda: thinkalike.loss("gelu-3l-mini", budget="5"), '^budget="5" must'),
     ],
 )
 def test_a_function_without_a_choice_takes_no_budget(slow, call, said):
