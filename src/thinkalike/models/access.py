@@ -121,8 +121,8 @@ def commit_of_model(config: ModelConfig) -> Commit:
         raise ModelError(
             f"model={config.called}: cannot get {config.hub_id}: {cause_on_hub(config, error)} "
             f"({constants.ENDPOINT}), and {constants.HF_HUB_CACHE} has no copy; set HF_HOME to "
-            "a cache that has it, give a folder (model=local "
-            f"{named_setting('model.path', like='DIR')}), or take a mini, such as gelu-3l-mini"
+            "a cache that has it, give a folder "
+            f"({named_setting('model', like='DIR')}), or take a mini, such as gelu-3l-mini"
         ) from error
     check_no_adapter(config, str(config.hub_id), commit.files)
     return commit
@@ -145,8 +145,8 @@ def _hub_commit(config: ModelConfig) -> Iterator[str]:
     if is_folder(repository):
         raise ModelError(
             f"model={config.called}: {repository} is also a folder here, which would be read "
-            "instead; call from elsewhere, or give the folder: model=local "
-            f"{named_setting('model.path', repository)}"
+            "instead; call from elsewhere, or give the folder: "
+            f"{named_setting('model', f'./{repository}')}"
         )
     with contextlib.ExitStack() as contexts:
         if commit.trouble:
