@@ -20,7 +20,6 @@ from thinkalike.code_text import runs_code_of_user
 from thinkalike.config import DataConfig
 from thinkalike.data.cache import CacheEntry, cache_folder, read_or_compute
 from thinkalike.data.documents import (
-    DOCUMENTS_FOR_INTERVALS,
     beginning_bytes,
     text_fingerprint,
 )
@@ -119,21 +118,9 @@ def read_corpus(
         words = [SPLIT_IN_WORDS.get(word, word) for word in name.split("_")]
         counts.append(f"{count:,} {' '.join(words)}")
     log.info("%s: %s", text_label(data.name), ", ".join(counts))
-    if document_bytes:
-        warn_of_few_documents(data, corpus.counts["report_documents"])
     if data.group is None:
         _warn_of_similar_neighbours(data, corpus.report)
     return corpus
-
-
-def warn_of_few_documents(data: DataConfig, documents: int) -> None:
-    """Log a warning if the evaluation text has too few documents for narrow intervals."""
-    if documents < DOCUMENTS_FOR_INTERVALS:
-        log.warning(
-            f"warning: {text_label(data.name)}: the evaluation text has {documents} documents, "
-            f"and fewer than {DOCUMENTS_FOR_INTERVALS} make wide intervals; read more tokens, "
-            "or give more text"
-        )
 
 
 def _warn_of_similar_neighbours(data: DataConfig, rows: TokenRows) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from thinkalike.advice import named_setting
 from thinkalike.config import DataConfig
 from thinkalike.data.alignment import check_same_tokens
-from thinkalike.data.corpus import read_corpus, warn_of_few_documents
+from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import Corpus
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
@@ -749,7 +749,6 @@ class TokenBatches(TextBatches[ModelLayer]):
         documents = drawn.documents[:, None].expand_as(self.rows)
         self.groups = torch.zeros_like(self.rows)
         self.groups[self.is_token] = numbered_by_part(documents[self.is_token])
-        warn_of_few_documents(data, len(drawn.documents.unique()))
         self.facts = {"name": data.name, "states": folder.fingerprint(), "rows": len(self.rows)}
 
     def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
@@ -824,7 +823,6 @@ class WordBatches(TextBatches[ModelLayer]):
                     f", or raise {named_setting('data.evaluation_share', data.evaluation_share)}"
                 )
             raise DataError(f"the evaluation text has no words; {remedy}")
-        warn_of_few_documents(data, len(set(self.text.documents)))
         self.units = len(self.text.texts)
         self.units_per_pass = max(words_per_batch // WORDS_PER_PIECE, 1)
         self.batches = min(self.measure.batches, max(self.text.count // words_per_batch, 1))

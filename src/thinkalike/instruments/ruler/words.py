@@ -17,7 +17,6 @@ from torch import Tensor
 
 from thinkalike.advice import named_setting
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import warn_of_few_documents
 from thinkalike.errors import DataError
 from thinkalike.evaluation.columns import document_counts
 from thinkalike.instruments.ruler.calibration_points import (
@@ -144,7 +143,6 @@ class Words:
                 f"R² of held-out text needs the text of {FOLDS} documents, not {documents}: give "
                 "more text"
             )
-        warn_of_few_documents(data, documents)
         # Documents are numbered such that the number modulo 10 is the part of the jackknife.
         self.documents = numbered_by_part(self.text.owners)
         self.forms = self.text.forms
