@@ -24,7 +24,7 @@ WORDS = [
     (("data", "pydoc"), {}, "data=pydoc", 'texts="pydoc"'),
     (("data", "text"), {}, "data=text", "texts"),
     (("data.files",), {"like": "[...]"}, "data.files=[...]", "texts=[...]"),
-    (("stimuli.kinds.size", "nominal"), {}, "stimuli.kinds.size=nominal", "kinds={'size': \"nominal\"}"),
+    (("stimuli.kinds.size", "nominal"), {}, "stimuli.kinds.size=nominal", "kinds={'size': 'nominal'}"),
     (("stimuli.kinds.Word size",), {"like": "['a']"}, "stimuli.kinds.Word size=['a']", "kinds={'Word size': ['a']}"),
     (("stimuli.kinds.size",), {}, "stimuli.kinds.size", "kinds['size']"),
     (("stitch", "low_rank"), {}, "stitch=low_rank", 'kind="low_rank"'),
@@ -57,13 +57,14 @@ def test_a_stored_result_advises_the_side_that_opens_it(tmp_path, cli):
     few = {"batches": 2, "tokens_per_batch": 128}
     result = thinkalike.compare("gelu-3l-mini", "solu-3l-mini", store=tmp_path, **few)
     for written in (str(result), result.summary, str(open_result(result.folder))):
+        written = " ".join(written.split())
         assert "by chance (null=True)" in written
         assert 'by local mixing of tokens (ruler="bits")' in written
         assert "measure." not in written
 
     words = ["measure.batches=2", "measure.tokens_per_batch=128", f"store={tmp_path}"]
     words = ["measure=cka", "model=gelu-3l-mini", "model@target=solu-3l-mini", *words]
-    screen = cli("analyze", *words).stdout
+    screen = " ".join(cli("analyze", *words).stdout.split())
     assert str(result.folder.name) in screen, "the command opened the result of the function"
     assert "by chance (measure.null=true)" in screen
     assert "by local mixing of tokens (ruler=bits)" in screen

@@ -1566,19 +1566,19 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
         (lambda: compare(*PAIR, texts=TEXTS, field=["text"]), r"^field=\['text'\] must be text"),
         (lambda: compare(*PAIR, texts=TEXTS, field={"a": 1}), r"^field=\{'a': 1\} must be text"),
         (lambda: compare(*PAIR, texts=TEXTS, group=pd.Series([0, 1])), r"^group=\[0, 1\] must be text"),
-        (lambda: thinkalike.compare("nope", PAIR[0]), "^source=nope is not known"),
-        (lambda: thinkalike.compare(PAIR[0], "nope"), "^target=nope is not known"),
-        (lambda: thinkalike.diff("nope", PAIR[0]), "^base=nope is not known"),
-        (lambda: thinkalike.diff(PAIR[0], "nope"), "^changed=nope is not known"),
+        (lambda: thinkalike.compare("nope", PAIR[0]), '^source="nope" is not known'),
+        (lambda: thinkalike.compare(PAIR[0], "nope"), '^target="nope" is not known'),
+        (lambda: thinkalike.diff("nope", PAIR[0]), '^base="nope" is not known'),
+        (lambda: thinkalike.diff(PAIR[0], "nope"), '^changed="nope" is not known'),
         (lambda: compare(PAIR[0], layers=0), "^layers=0 must be a valid list or be 'same' or 'all'$"),
         (lambda: compare(PAIR[0], layers=[]), "^layers=.* must have at least 1 item, not 0$"),
         (lambda: compare(PAIR[0], site="z", head="x"), "^head=.x. must be a valid integer or be 'all'$"),
-        (lambda: thinkalike.diff(*PAIR, other="nope"), "^other=.nope. is not known"),
+        (lambda: thinkalike.diff(*PAIR, other="nope"), '^other="nope" is not known'),
         (lambda: thinkalike.diff(*PAIR, margin={"kI": 1.0}), "^margin=.kI. is not known; there is"),
         (lambda: run(None), "^job is NoneType: give one"),
         (lambda: run("cka"), "^job is str: give one"),
         (lambda: run(thinkalike.Job), "^job is type: give one"),
-        (lambda: thinkalike.rsa([STATES, "nope"], stimuli=FRAME), r"^models\[1\]=nope is not known"),
+        (lambda: thinkalike.rsa([STATES, "nope"], stimuli=FRAME), r'^models\[1\]="nope" is not known'),
         (lambda: thinkalike.stitch(PAIR[0], steps=0), "^steps=0 must be at least 1 for a linear stitch"),
         (lambda: thinkalike.rsa([*PAIR, "gpt2-mini"], stimuli=FRAME), "^rsa compares two models at most, and not 3"),
     ],
@@ -1756,13 +1756,13 @@ def test_a_name_of_a_file_is_meant_as_it_is_written(tmp_path, monkeypatch):
         shutil.copytree(ASSETS / "gelu-3l-mini", tmp_path / name)
         assert set(thinkalike.compare(tmp_path / name, texts=f"{name}.jsonl", **FEW).table["source"]) == {name}
         assert set(thinkalike.rsa([f"{name}.npz"], stimuli=f"{name}.csv").table["source"]) == {name}
-    with pytest.raises(ConfigError, match=r"^model=\$\{oc.env:ELSEWHERE\}/no is not known"):
+    with pytest.raises(ConfigError, match=r'^model="\$\{oc.env:ELSEWHERE\}/no" is not known'):
         load_model("${oc.env:ELSEWHERE}/no")
 
 
 def test_a_text_is_meant_as_it_is_written(monkeypatch):
     monkeypatch.setenv("ELSEWHERE", "token")
-    with pytest.raises(ConfigError, match=r"^unit=\$\{oc.env:ELSEWHERE\} must be"):
+    with pytest.raises(ConfigError, match=r'^unit="\$\{oc.env:ELSEWHERE\}" must be'):
         compare(PAIR[0], texts=TEXTS, unit="${oc.env:ELSEWHERE}")
 
 

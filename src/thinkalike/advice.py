@@ -82,9 +82,10 @@ def named_setting(key: str, value: object = _NOT_GIVEN, *, like: str | None = No
         if entry:
             return f"{entries}[{entry!r}]"
         return f"{name} of load_model" if _is_of_loading(key) else name
-    written = like if like is not None else _in_python(value)
     if entry:
+        written = like if like is not None else repr(value)
         return f"{entries}={{{entry!r}: {written}}}"
+    written = like if like is not None else _in_python(value)
     if _is_of_loading(key):
         return f"load_model(..., {name}={written})"
     return f"{name}={written}"

@@ -262,6 +262,7 @@ def test_weights_outside_a_folder_are_refused(elsewhere, tmp_path, checkpoints):
             call(ModelConfig(name="local", path=str(folder)))
 
 
+@pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("call", [load_model, checkpoint_fingerprint])
 @pytest.mark.parametrize("settings", [{"revision": "step1000"}, {"hub_id": "someone/m"}])
 def test_a_setting_that_would_only_change_the_name_is_refused(call, settings):

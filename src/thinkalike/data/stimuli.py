@@ -534,7 +534,7 @@ def as_feature_column(column: pd.Series, name: str, kind: Kind | None, source: s
     if kind == "ordinal" and kind_of(column) not in NUMBER_KINDS:
         raise DataError(
             f"{source}: {name} is ordinal; give its levels in order: "
-            f"{named_setting(f'stimuli.kinds.{name}', like=levels)}"
+            f"{named_setting(f'stimuli.kinds.{name}', levels)}"
         )
     for row, level in enumerate(texts, 1):
         if pd.notna(level) and level not in levels:

@@ -369,8 +369,8 @@ class Instrument(ABC, Generic[Config]):
             self.draw(result, Path("figures"))  # nothing is written in this context
         if not drawn:
             raise ResultError(
-                f"{named_setting('measure', result.kind)} draws no figure; its numbers are in "
-                "result.table"
+                f"{named_setting('measure', result.kind)} draws no figure; "
+                "its numbers are in result.table"
             )
         chosen = name or next(iter(drawn))
         if chosen not in drawn:

@@ -19,6 +19,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from thinkalike import figures
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, ModelConfig, SettingValues, model_named
 from thinkalike.data.alignment import check_same_tokens
 from thinkalike.errors import ConfigError
@@ -298,7 +299,8 @@ def _other_model(name: str) -> ModelConfig:
     try:
         return model_named(name, {})  # with no further settings
     except ConfigError as error:
-        raise ConfigError(str(error).replace("model=", "measure.other=", 1)) from None
+        argument = named_setting("measure.other", like="")
+        raise ConfigError(str(error).replace("model=", argument, 1)) from None
 
 
 def _differences(config: AnalyzeConfig, base: FrozenModel, changed: FrozenModel) -> Differences:

@@ -26,6 +26,7 @@ from thinkalike.instruments.stitching.screen import (
     models_cut_inside_blocks,
     show_asymmetry,
     show_penalties_of_direction,
+    tokens_of_fitting,
 )
 from thinkalike.instruments.text_name import name_of_text
 from thinkalike.job import Instrument, Outcome, Work
@@ -238,8 +239,11 @@ class Stitching(
         by_direction = details_of(result).groupby(["source", "target"], sort=False)
         directions = [table for _, table in by_direction]
         rows = MOST_ROWS if len(directions) == 1 else ROWS_OF_TWO
+        stitch = result.config.get("stitch") or {}
+        fitted_on = tokens_of_fitting(stitch, result.provenance.get("data"))
         for table in directions:
-            show_penalties_of_direction(table, few(len(table), rows))
+            show_penalties_of_direction(table, few(len(table), rows), fitted_on)
+            fitted_on = ""  # where tokenizers differ, the count is of the first direction
         show_note(meaning_of_columns(directions[0]))
         show_layer_note(result)
         documents = number_of_documents(result.scalars)
