@@ -2,6 +2,7 @@
 
 import logging
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -233,13 +234,36 @@ def test_each_instrument_of_text_or_stimuli_reads_less_in_less_time(slow, words,
     assert all_of_it is None or least < all_of_it
 
 
-def test_a_budget_that_has_nothing_to_choose_is_refused(slow):
-    """Else it would add readings in bits, and so be another job, without any less work."""
+def test_a_job_of_which_all_is_given_is_done_as_given(slow, caplog):
+    """Else it would have readings in bits, and so be another job, without any less work."""
     chosen = ["measure", "layers", "measure.batches"]
     config = composed("analyze", "measure=cka", "layers=[[0,0]]", "measure.batches=48", "budget=60s", *PAIR)
-    with pytest.raises(ConfigError, match="left open"):
-        budget.within(config, chosen)
+    assert budget.within(replace(config, budget="20h"), chosen) == replace(config, budget=None)
+    assert re.match('budget="20h": as given; about .* on this machine', caplog.messages[-1])
     assert budget.offered(config, chosen, 1e6) == ""
+    caplog.clear()
+    budget.within(replace(config, budget="1s"), chosen)
+    (line,) = caplog.messages
+    least = 'warning: budget="1s" is too short: the least that this job does (as given) takes about '
+    assert line.startswith(least)
+
+
+@pytest.mark.parametrize(
+    ("given", "open_setting"),
+    [("tokens", "tokens_per_part"), ("tokens_per_part", "tokens")],
+)
+def test_a_budget_of_a_diff_sizes_what_was_not_given(slow, given, open_setting):
+    pair = ["model=gelu-3l-mini", "model@target=gelu-3l-mini-s1"]
+    config = composed("analyze", "measure=diff", *pair, f"measure.{given}=1024")
+    chosen = ["measure", f"measure.{given}"]
+    least = budget.largest_job_within(config, chosen, "1s")
+    whole = budget.largest_job_within(config, chosen, "20h")
+    assert getattr(least.config.measure, given) == getattr(whole.config.measure, given) == 1024
+    assert getattr(least.config.measure, open_setting) < getattr(whole.config.measure, open_setting)
+    assert least.config.measure.tokens_per_part <= least.config.measure.tokens
+    assert 0 < least.seconds < whole.seconds
+    both = [*chosen, f"measure.{open_setting}"]
+    assert budget.largest_job_within(config, both, "1s").config == config, "both are given"
 
 
 @pytest.mark.parametrize("time", ["0min", "0s", "00s", "-1s", "1.5min", "5"])
@@ -278,10 +302,6 @@ def test_a_function_takes_a_budget(slow, caplog):
     [
         (lambda: thinkalike.lineage("bert-mini", "bert-mini-nli", budget="5min"), '^budget="5min" chooses layers'),
         (lambda: thinkalike.compare(np.eye(9), np.eye(9), budget="5min"), '^budget="5min" chooses layers'),
-        (
-            lambda: thinkalike.loss("gelu-3l-mini", budget="5min", evaluation_tokens=4096),
-            '^budget="5min" chooses .* left open',
-        ),
         (lambda: thinkalike.loss("gelu-3l-mini", budget="5"), '^budget="5" must'),
     ],
 )

@@ -61,8 +61,14 @@ class SmallerJob:
 def within(config: JobConfig, chosen: Collection[str]) -> JobConfig:
     """Return the configuration that does as much as its budget has time for.
 
+    What was given stays as it is, and the budget sizes the rest. A job whose least takes longer
+    than the budget is done all the same, and one line says how long it takes.
+
     Args:
         chosen: The keys of settings that were given, and stay.
+
+    Raises:
+        ConfigError: A budget can size nothing of such a job, whatever is given.
     """
     if config.budget is None:
         return config
@@ -77,12 +83,11 @@ def within(config: JobConfig, chosen: Collection[str]) -> JobConfig:
     time = time_in_words(job.seconds, by_clock)
     expect(by_clock)
     # A warning, as it must show from Python, too: the numbers are of less than a job's defaults.
-    log.warning("%s: %s; %s", named_setting("budget", config.budget), job.words, time)
+    budget = named_setting("budget", config.budget)
+    line = f"{budget}: {job.words}; {time}"
     if job.seconds > seconds_of_budget(config.budget):
-        log.warning(
-            "warning: this is the least that this job does, and takes longer than %s",
-            named_setting("budget", config.budget),
-        )
+        line = f"warning: {budget} is too short: the least that this job does ({job.words}) takes {time}"
+    log.warning("%s", line)
     return job.config
 
 
@@ -164,7 +169,9 @@ def offered(config: JobConfig, chosen: Collection[str], seconds: float) -> str:
         return ""
     for budget in OFFERED_BUDGETS:
         job = largest_job_within(config, chosen, budget)
-        if job is not None and job.seconds <= seconds_of_budget(budget) < seconds:
+        if job is None or job.config == config:  # there is nothing to leave out
+            continue
+        if job.seconds <= seconds_of_budget(budget) < seconds:
             return f"; {named_setting('budget', budget)} does {job.words}"
     return ""
 
@@ -172,14 +179,19 @@ def offered(config: JobConfig, chosen: Collection[str], seconds: float) -> str:
 def largest_job_within(config: JobConfig, chosen: Collection[str], budget: str) -> SmallerJob | None:
     """Return the largest job that a budget has time for, or the least.
 
-    None: the job has nothing to leave out, all of it is `chosen`, or a shape is unknown.
+    A job is done as it was given if all that a budget could size is `chosen`.
+
+    None: there is nothing that a budget could size, or a shape is unknown.
     """
     config = replace(config, budget=None)
     if any(getattr(config, setting, None) for setting in OF_SEVERAL_JOBS):
         return None
     choices = _choices(config, chosen)
-    if len(choices) > 1 and all(choice == choices[0] for choice in choices):
-        return None
+    # What all choices have in common, such as readings in bits, makes the job no smaller.
+    is_given = len(choices) > 1 and all(choice == choices[0] for choice in choices)
+    if is_given or choices == [{}]:
+        seconds = forecast(config, looks_up=False).seconds()
+        return SmallerJob(config, "as given", seconds)
 
     allowed = SHARE_OF_BUDGET * seconds_of_budget(budget)
     job = None

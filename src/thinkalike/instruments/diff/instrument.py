@@ -83,6 +83,9 @@ MOST_PARTS_EXCHANGED = 16
 FEWEST_TOKENS = 512
 """A budget leaves at least so many tokens."""
 
+FEWEST_TOKENS_PER_PART = 128
+"""A budget leaves at least so many tokens on which modules are exchanged."""
+
 TOKENS_OF_CONTRAST = 8
 """About how many tokens a text of a pair has."""
 
@@ -194,10 +197,19 @@ class DiffInstrument(
         """Yield settings that take ever less time: half of the tokens, a quarter, and so on.
 
         The effects of single modules are measured on the first `tokens_per_part` of these tokens,
-        so that this setting is never larger than `tokens`.
+        so that this setting is never larger than `tokens`. If one of the two settings was given,
+        the other alone is reduced.
         """
         measure = config.measure_as(DiffConfig)
-        for tokens in halvings(measure.tokens, least=FEWEST_TOKENS):
+        most_per_part = min(measure.tokens_per_part, measure.tokens)
+        if "measure.tokens" in chosen:
+            for tokens_per_part in halvings(most_per_part, least=FEWEST_TOKENS_PER_PART):
+                yield {"measure.tokens_per_part": tokens_per_part}
+            return
+        fewest = FEWEST_TOKENS
+        if "measure.tokens_per_part" in chosen:
+            fewest = max(fewest, most_per_part)
+        for tokens in halvings(measure.tokens, least=fewest):
             tokens_per_part = min(measure.tokens_per_part, tokens)
             yield {"measure.tokens": tokens, "measure.tokens_per_part": tokens_per_part}
 
