@@ -169,7 +169,7 @@ def offered(config: JobConfig, chosen: Collection[str], seconds: float) -> str:
         return ""
     for budget in OFFERED_BUDGETS:
         job = largest_job_within(config, chosen, budget)
-        if job is None or job.config == config:  # there is nothing to leave out
+        if job is None or job.config == replace(config, budget=None):  # there is nothing to leave out
             continue
         if job.seconds <= seconds_of_budget(budget) < seconds:
             return f"; {named_setting('budget', budget)} does {job.words}"

@@ -404,8 +404,8 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
     for name, (asked_for, trained_with) in settings.items():
         if asked_for != trained_with:
             raise ConfigError(
-                f"model.{name}={asked_for}: {config.called} is trained already, and has "
-                f"{trained_with}; leave it out"
+                f"{named_setting(f'model.{name}', asked_for)}: {config.called} is trained "
+                f"already, and has {trained_with}; leave it out"
             )
 
 

@@ -648,8 +648,8 @@ def _check_folder_settings(config: ModelConfig) -> None:
         value = getattr(config, setting.name)
         if value not in (defaults[setting.name], setting.default):
             raise ConfigError(
-                f"model.{setting.name}={value} has no effect on {config.path}, a folder of "
-                "states; leave it out"
+                f"{named_setting(f'model.{setting.name}', value)} has no effect on "
+                f"{config.path}, a folder of states; leave it out"
             )
 
 
