@@ -16,6 +16,7 @@ from thinkalike.instruments.stitching.screen import (
     meaning_of_columns,
     sentence_of_direction,
     sentence_of_floor,
+    text_and_losses,
     tokens_of_fitting,
 )
 from thinkalike.instruments.stitching.table import bytes_by_document
@@ -292,12 +293,15 @@ def test_one_sentence_says_what_was_found(what):
 
 def test_a_stitchs_sentence_has_the_text_of_fitting_and_the_losses_of_both_models():
     losses = {"source_loss": 3.5, "target_loss": 3.25}
-    sentence = sentence_of_direction(table(**losses), "4,096 tokens, 1,024 of them different")
-    end = "; fitted on 4,096 tokens, 1,024 of them different; loss of a 3.50 and of b 3.25 nats per token."
-    assert sentence.endswith(end)
+    stitch, facts = {"kind": "linear", "steps": 16, "tokens_per_step": 256}, {"fit_tokens": 1024}
+    fitted = "fitted on 4,096 tokens, 1,024 of them different"
+    said = text_and_losses(table(**losses), stitch, facts)
+    assert said == f"{fitted}; loss of a 3.50 and of b 3.25 nats per token"
+    assert sentence_of_direction(table(**losses), said).endswith(f"; {said}.")
     bytes_ = {"source_bits_per_byte": 1.2, "target_bits_per_byte": 1.1, "penalty_bits_per_byte": 0.1}
-    assert sentence_of_direction(table(**losses, **bytes_)).endswith("; loss of a 1.20 and of b 1.10 bits per byte.")
-    assert sentence_of_direction(table(target="a", **losses)).endswith("; loss of a 3.25 nats per token.")
+    said = text_and_losses(table(**losses, **bytes_), stitch, facts)
+    assert said == f"{fitted}; loss of a 1.20 and of b 1.10 bits per byte"
+    assert text_and_losses(table(target="a", **losses), stitch, None) == "loss of a 3.25 nats per token"
 
 
 @pytest.mark.parametrize(
@@ -320,8 +324,6 @@ def test_a_job_prints_its_sentence_for_each_direction(cli, small_stitching):
     done = cli("train.py", "layers=[[0,0],[1,1]]", "stitch.both=true", *small_stitching)
     details = done.result.tables["details"]
     there, back = [rows for _, rows in details.groupby(["source", "target"], sort=False)]
-    ways = [
-        sentence_of_direction(there, tokens_of_fitting(done.result.config["stitch"], done.result.provenance["data"])),
-        sentence_of_direction(back),
-    ]
+    about_job = text_and_losses(there, done.result.config["stitch"], done.result.provenance["data"])
+    ways = [sentence_of_direction(there, about_job), sentence_of_direction(back)]
     assert all(way in " ".join(done.stdout.split()) for way in ways)

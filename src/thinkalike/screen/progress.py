@@ -33,7 +33,7 @@ SPINNER_WIDTH = 2  # columns before the sentence
 
 
 @dataclass(frozen=True)
-class Forecast:
+class ExpectedEnd:
     """When a job as a whole is to end.
 
     Attributes:
@@ -55,7 +55,7 @@ class Forecast:
         return f"whole job: {certainty} {clock(left)} left"
 
 
-_forecast: Forecast | None = None
+_forecast: ExpectedEnd | None = None
 _live: Live | None = None
 _watchers = 0  # how many `watched` are open that show what is being done
 
@@ -112,7 +112,7 @@ def expect(seconds: float, is_least: bool = False) -> None:
     """
     global _forecast
     if _watchers:
-        _forecast = Forecast(time.monotonic() + seconds, seconds, is_least)
+        _forecast = ExpectedEnd(time.monotonic() + seconds, seconds, is_least)
 
 
 def say(line: str) -> None:

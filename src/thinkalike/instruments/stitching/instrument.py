@@ -26,7 +26,7 @@ from thinkalike.instruments.stitching.screen import (
     models_cut_inside_blocks,
     show_asymmetry,
     show_penalties_of_direction,
-    tokens_of_fitting,
+    text_and_losses,
 )
 from thinkalike.instruments.text_name import name_of_text
 from thinkalike.job import Instrument, Outcome, Work
@@ -240,10 +240,10 @@ class Stitching(
         directions = [table for _, table in by_direction]
         rows = MOST_ROWS if len(directions) == 1 else ROWS_OF_TWO
         stitch = result.config.get("stitch") or {}
-        fitted_on = tokens_of_fitting(stitch, result.provenance.get("data"))
+        about_job = text_and_losses(directions[0], stitch, result.provenance.get("data"))
         for table in directions:
-            show_penalties_of_direction(table, few(len(table), rows), fitted_on)
-            fitted_on = ""  # where tokenizers differ, the count is of the first direction
+            show_penalties_of_direction(table, few(len(table), rows), about_job)
+            about_job = ""  # the reverse is of the same text and models
         show_note(meaning_of_columns(directions[0]))
         show_layer_note(result)
         documents = number_of_documents(result.scalars)

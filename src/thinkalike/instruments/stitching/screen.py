@@ -115,16 +115,16 @@ def _range_of_bit_widths(bit_widths: pd.Series) -> str:
     return f"{least} to {greatest}"
 
 
-def sentence_of_direction(table: pd.DataFrame, fitted_on: str = "") -> str:
+def sentence_of_direction(table: pd.DataFrame, about_job: str = "") -> str:
     """Return in a sentence what the stitches of one direction cost, in nats per token.
 
     The sentence says how that compares with the baselines, as far as intervals tell. If it is
     known, it adds the number of bits to which the target's weights must be rounded to lose as
-    much. How much text the maps were fitted on follows, and the losses of both models alone.
+    much.
 
     Args:
         table: The details of the direction, a row for each stitch.
-        fitted_on: How much text the maps were fitted on, such as "4,096 tokens"; "" leaves it out.
+        about_job: What the sentence ends with, see `text_and_losses`; "" for nothing.
     """
     target = table["target"].iloc[0]
     layers = _stitched_layers_in_words(table)
@@ -135,13 +135,27 @@ def sentence_of_direction(table: pd.DataFrame, fitted_on: str = "") -> str:
         bits = _range_of_bit_widths(table["equivalent_bits"])
         joined = ", and" if comparisons else ","
         sentence += f"{joined} as much as rounding the weights of {target} to {bits} bits"
-    clauses = [sentence]
-    if fitted_on:
-        clauses.append(f"fitted on {fitted_on}")
+    if about_job:
+        sentence += f"; {about_job}"
+    return f"{sentence}."
+
+
+def text_and_losses(table: pd.DataFrame, stitch: Mapping[str, Any], facts: object) -> str:
+    """Return how much text the maps were fitted on, and the losses of both models alone.
+
+    Args:
+        table: The details of one direction, a row for each stitch.
+        stitch: The settings of the stitch.
+        facts: What the provenance of the result says of its text.
+    """
+    clauses = []
+    tokens = tokens_of_fitting(stitch, facts)
+    if tokens:
+        clauses.append(f"fitted on {tokens}")
     losses = _losses_of_models_alone(table)
     if losses:
         clauses.append(losses)
-    return f"{'; '.join(clauses)}."
+    return "; ".join(clauses)
 
 
 def tokens_of_fitting(stitch: Mapping[str, Any], facts: object) -> str:
@@ -297,20 +311,20 @@ def _gain_in_words(left_to_gain: float) -> str:
 
 
 def show_penalties_of_direction(
-    table: pd.DataFrame, rows: Sequence[int], fitted_on: str = ""
+    table: pd.DataFrame, rows: Sequence[int], about_job: str = ""
 ) -> None:
     """Print what the stitches of one direction cost, with baselines and what is left to gain.
 
     Args:
         table: The details of the direction, a row for each stitch.
         rows: The indices of the rows that the printed table shows.
-        fitted_on: How much text the maps were fitted on; "" leaves it out.
+        about_job: What the sentence ends with, see `text_and_losses`; "" for nothing.
     """
     first = table.iloc[0]
     unit = "nats per token"
     if "penalty_bits_per_byte" in table:  # the tokenizers differ
         unit += f" of {first['target']}"
-    show_text(sentence_of_direction(table, fitted_on))
+    show_text(sentence_of_direction(table, about_job))
     title = f"{first['source']} → {first['target']}: loss and penalty, {unit}"
     show_table(Table(title, _columns_of_direction(table.iloc[[*rows]])))
     floor = sentence_of_floor(table)
