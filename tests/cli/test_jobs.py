@@ -296,12 +296,12 @@ def test_a_stitchs_sentence_has_the_text_of_fitting_and_the_losses_of_both_model
     stitch, facts = {"kind": "linear", "steps": 16, "tokens_per_step": 256}, {"fit_tokens": 1024}
     fitted = "fitted on 4,096 tokens, 1,024 of them different"
     said = text_and_losses(table(**losses), stitch, facts)
-    assert said == f"{fitted}; loss of a 3.50 and of b 3.25 nats per token"
+    assert said == f"{fitted}; loss of the source alone 3.50, of the target 3.25 nats per token"
     assert sentence_of_direction(table(**losses), said).endswith(f"; {said}.")
     bytes_ = {"source_bits_per_byte": 1.2, "target_bits_per_byte": 1.1, "penalty_bits_per_byte": 0.1}
     said = text_and_losses(table(**losses, **bytes_), stitch, facts)
-    assert said == f"{fitted}; loss of a 1.20 and of b 1.10 bits per byte"
-    assert text_and_losses(table(target="a", **losses), stitch, None) == "loss of a 3.25 nats per token"
+    assert said == f"{fitted}; loss of the source alone 1.20, of the target 1.10 bits per byte"
+    assert text_and_losses(table(target="a", **losses), stitch, None) == "loss of the model alone 3.25 nats per token"
 
 
 @pytest.mark.parametrize(

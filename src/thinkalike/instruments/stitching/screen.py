@@ -203,8 +203,11 @@ def _losses_of_models_alone(table: pd.DataFrame) -> str:
     if not set(columns.values()) <= set(table):
         return ""
     first = table.iloc[0]
-    losses = {first[side]: number_text(first[column], ".2f") for side, column in columns.items()}
-    return f"loss of {' and of '.join(f'{name} {loss}' for name, loss in losses.items())} {unit}"
+    target = number_text(first[columns["target"]], ".2f")
+    if first["source"] == first["target"]:
+        return f"loss of the model alone {target} {unit}"
+    source = number_text(first[columns["source"]], ".2f")
+    return f"loss of the source alone {source}, of the target {target} {unit}"
 
 
 def _comparisons_with_baselines(table: pd.DataFrame) -> list[str]:
