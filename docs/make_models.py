@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import yaml
 
+from thinkalike.advice import at_command_line
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ThinkalikeError
 from thinkalike.models.families import EMBED, n_blocks_until
@@ -100,6 +101,7 @@ def tokenizer() -> Any:
     return train_tokenizer(words, VOCABULARY - 20, cls_sep=True)
 
 
+@at_command_line()
 def row(architecture: Architecture, folder: Path) -> str:
     """Return the row of the table for an architecture: its blocks, or in one line why it is refused.
 

@@ -124,6 +124,15 @@ def _same_start():
 
 
 @pytest.fixture
+def command_line():
+    """Let messages have the words of a command line, for tests of what commands call."""
+    from thinkalike.advice import at_command_line
+
+    with at_command_line():
+        yield
+
+
+@pytest.fixture
 def float64():
     torch.set_default_dtype(torch.float64)
     yield

@@ -1,6 +1,8 @@
 """budget=5min: what a job leaves out so that it takes no longer, and that long jobs are offered one."""
 
 import logging
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +24,8 @@ from thinkalike.job.lookup import instrument_of
 from thinkalike.jobs import running
 from thinkalike.models import shapes
 from thinkalike.models.checkpoints import ASSETS
+from thinkalike.processes import under_way
+from thinkalike.screen import sentence, watched
 from thinkalike.training.recipe import fewest_steps
 
 FEW_REFITS = ["measure.permutations=1", "measure.references=1"]  # of mlem
@@ -165,7 +169,7 @@ def test_steps_that_a_command_line_sets_stay(slow):
 def test_long_jobs_are_offered_a_budget_that_holds(slow):
     config = composed("train", *PAIR)
     assert budget.offered(config, [], 599.0) == ""
-    time, _, words = budget.offered(config, [], 1e6).removeprefix("; budget=").partition(" does ")
+    time, _, words = budget.offered(config, [], 1e6).removeprefix('; budget="').partition('" does ')
     job = budget.largest_job_within(config, [], time)
     assert job.words == words
     assert job.seconds <= budget.seconds_of_budget(time)
@@ -182,7 +186,9 @@ def test_a_long_job_is_announced_and_timing_it_takes_a_small_part_of_it(slow, mo
     least = f"at least about {forecast.duration_in_words(passes)} on this machine"
     assert budget.announcement(config, []) == least, "nothing was timed beside the passes"
     monkeypatch.setattr(budget, "SHARE_FOR_TIMING", 0.05)
-    said = budget.announcement(config, [])
+    with watched():
+        said = budget.announcement(config, [])
+        assert re.search("whole job: about .* left$", sentence(under_way(), 0.0))
     assert said.startswith("about ")
     seconds = forecast.forecast(config, looks_up=False).seconds()
     assert seconds > passes > budget.ANNOUNCED_SECONDS
@@ -196,7 +202,7 @@ def test_a_function_says_how_long_its_job_takes_unless_it_has_a_budget(slow, mon
     monkeypatch.setattr(running, "announcement", lambda config, chosen: f"about 4 hours; {sorted(chosen)}")
     small = {"texts": "stdlib", "evaluation_tokens": 2048}
     thinkalike.loss("neox-4l-mini", **small)
-    assert "about 4 hours; ['evaluation_tokens']" in capsys.readouterr().err
+    assert "about 4 hours; ['data.evaluation_tokens']" in capsys.readouterr().err
     monkeypatch.setenv("THINKALIKE_PROGRESS", "0")
     thinkalike.loss("neox-4l-mini", **small)
     thinkalike.loss("neox-4l-mini", texts="stdlib", budget="1s")
@@ -204,7 +210,7 @@ def test_a_function_says_how_long_its_job_takes_unless_it_has_a_budget(slow, mon
 
 
 def test_a_job_that_leaves_nothing_out_takes_no_budget(slow):
-    with pytest.raises(ConfigError, match="budget=5min chooses layers, text or stimuli"):
+    with pytest.raises(ConfigError, match='budget="5min" chooses layers, text or stimuli'):
         budget.within(composed("analyze", "measure=lineage", "budget=5min", *PAIR), [])
 
 
@@ -229,13 +235,36 @@ def test_each_instrument_of_text_or_stimuli_reads_less_in_less_time(slow, words,
     assert all_of_it is None or least < all_of_it
 
 
-def test_a_budget_that_has_nothing_to_choose_is_refused(slow):
-    """Else it would add readings in bits, and so be another job, without any less work."""
+def test_a_job_of_which_all_is_given_is_done_as_given(slow, caplog):
+    """Else it would have readings in bits, and so be another job, without any less work."""
     chosen = ["measure", "layers", "measure.batches"]
     config = composed("analyze", "measure=cka", "layers=[[0,0]]", "measure.batches=48", "budget=60s", *PAIR)
-    with pytest.raises(ConfigError, match="left open"):
-        budget.within(config, chosen)
+    assert budget.within(replace(config, budget="20h"), chosen) == replace(config, budget=None)
+    assert re.match('budget="20h": as given; about .* on this machine', caplog.messages[-1])
     assert budget.offered(config, chosen, 1e6) == ""
+    caplog.clear()
+    budget.within(replace(config, budget="1s"), chosen)
+    (line,) = caplog.messages
+    least = 'warning: budget="1s" is too short: the least that this job does (as given) takes about '
+    assert line.startswith(least)
+
+
+@pytest.mark.parametrize(
+    ("given", "open_setting"),
+    [("tokens", "tokens_per_part"), ("tokens_per_part", "tokens")],
+)
+def test_a_budget_of_a_diff_sizes_what_was_not_given(slow, given, open_setting):
+    pair = ["model=gelu-3l-mini", "model@target=gelu-3l-mini-s1"]
+    config = composed("analyze", "measure=diff", *pair, f"measure.{given}=1024")
+    chosen = ["measure", f"measure.{given}"]
+    least = budget.largest_job_within(config, chosen, "1s")
+    whole = budget.largest_job_within(config, chosen, "20h")
+    assert getattr(least.config.measure, given) == getattr(whole.config.measure, given) == 1024
+    assert getattr(least.config.measure, open_setting) < getattr(whole.config.measure, open_setting)
+    assert least.config.measure.tokens_per_part <= least.config.measure.tokens
+    assert 0 < least.seconds < whole.seconds
+    both = [*chosen, f"measure.{open_setting}"]
+    assert budget.largest_job_within(config, both, "1s").config == config, "both are given"
 
 
 @pytest.mark.parametrize("time", ["0min", "0s", "00s", "-1s", "1.5min", "5"])
@@ -265,20 +294,16 @@ def test_a_function_takes_a_budget(slow, caplog):
         result = thinkalike.loss(model, texts="stdlib", budget="1s")
         assert result.config["data"]["evaluation_tokens"] == 2048
         said = {each.getMessage().partition(";")[0]: each.levelno for each in caplog.records}
-        assert said["budget=1s: evaluation_tokens=2048"] >= logging.WARNING
+        assert said['budget="1s": evaluation_tokens=2048'] >= logging.WARNING
         caplog.clear()
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: thinkalike.lineage("bert-mini", "bert-mini-nli", budget="5min"), "^budget=5min chooses layers"),
-        (lambda: thinkalike.compare(np.eye(9), np.eye(9), budget="5min"), "^budget=5min chooses layers"),
-        (
-            lambda: thinkalike.loss("gelu-3l-mini", budget="5min", evaluation_tokens=4096),
-            "^budget=5min chooses .* left open",
-        ),
-        (lambda: thinkalike.loss("gelu-3l-mini", budget="5"), "^budget=5 must"),
+        (lambda: thinkalike.lineage("bert-mini", "bert-mini-nli", budget="5min"), '^budget="5min" chooses layers'),
+        (lambda: thinkalike.compare(np.eye(9), np.eye(9), budget="5min"), '^budget="5min" chooses layers'),
+        (lambda: thinkalike.loss("gelu-3l-mini", budget="5"), '^budget="5" must'),
     ],
 )
 def test_a_function_without_a_choice_takes_no_budget(slow, call, said):

@@ -7,7 +7,6 @@ import doctest
 import functools
 import inspect
 import json
-import logging
 import os
 import pickle
 import shutil
@@ -68,7 +67,6 @@ from thinkalike.errors import (
 )
 from thinkalike.inputs import config_of, model_configs, stimuli_config
 from thinkalike.job.lookup import instrument_of_measure, instrument_of_task
-from thinkalike.jobs import wording
 from thinkalike.jobs.configuration import setting_of
 from thinkalike.jobs.plain_values import plain_setting
 from thinkalike.models import identity
@@ -1568,19 +1566,19 @@ def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
         (lambda: compare(*PAIR, texts=TEXTS, field=["text"]), r"^field=\['text'\] must be text"),
         (lambda: compare(*PAIR, texts=TEXTS, field={"a": 1}), r"^field=\{'a': 1\} must be text"),
         (lambda: compare(*PAIR, texts=TEXTS, group=pd.Series([0, 1])), r"^group=\[0, 1\] must be text"),
-        (lambda: thinkalike.compare("nope", PAIR[0]), "^source=nope is not known"),
-        (lambda: thinkalike.compare(PAIR[0], "nope"), "^target=nope is not known"),
-        (lambda: thinkalike.diff("nope", PAIR[0]), "^base=nope is not known"),
-        (lambda: thinkalike.diff(PAIR[0], "nope"), "^changed=nope is not known"),
+        (lambda: thinkalike.compare("nope", PAIR[0]), '^source="nope" is not known'),
+        (lambda: thinkalike.compare(PAIR[0], "nope"), '^target="nope" is not known'),
+        (lambda: thinkalike.diff("nope", PAIR[0]), '^base="nope" is not known'),
+        (lambda: thinkalike.diff(PAIR[0], "nope"), '^changed="nope" is not known'),
         (lambda: compare(PAIR[0], layers=0), "^layers=0 must be a valid list or be 'same' or 'all'$"),
         (lambda: compare(PAIR[0], layers=[]), "^layers=.* must have at least 1 item, not 0$"),
         (lambda: compare(PAIR[0], site="z", head="x"), "^head=.x. must be a valid integer or be 'all'$"),
-        (lambda: thinkalike.diff(*PAIR, other="nope"), "^other=.nope. is not known"),
+        (lambda: thinkalike.diff(*PAIR, other="nope"), '^other="nope" is not known'),
         (lambda: thinkalike.diff(*PAIR, margin={"kI": 1.0}), "^margin=.kI. is not known; there is"),
         (lambda: run(None), "^job is NoneType: give one"),
         (lambda: run("cka"), "^job is str: give one"),
         (lambda: run(thinkalike.Job), "^job is type: give one"),
-        (lambda: thinkalike.rsa([STATES, "nope"], stimuli=FRAME), r"^models\[1\]=nope is not known"),
+        (lambda: thinkalike.rsa([STATES, "nope"], stimuli=FRAME), r'^models\[1\]="nope" is not known'),
         (lambda: thinkalike.stitch(PAIR[0], steps=0), "^steps=0 must be at least 1 for a linear stitch"),
         (lambda: thinkalike.rsa([*PAIR, "gpt2-mini"], stimuli=FRAME), "^rsa compares two models at most, and not 3"),
     ],
@@ -1758,13 +1756,13 @@ def test_a_name_of_a_file_is_meant_as_it_is_written(tmp_path, monkeypatch):
         shutil.copytree(ASSETS / "gelu-3l-mini", tmp_path / name)
         assert set(thinkalike.compare(tmp_path / name, texts=f"{name}.jsonl", **FEW).table["source"]) == {name}
         assert set(thinkalike.rsa([f"{name}.npz"], stimuli=f"{name}.csv").table["source"]) == {name}
-    with pytest.raises(ConfigError, match=r"^model=\$\{oc.env:ELSEWHERE\}/no is not known"):
+    with pytest.raises(ConfigError, match=r'^model="\$\{oc.env:ELSEWHERE\}/no" is not known'):
         load_model("${oc.env:ELSEWHERE}/no")
 
 
 def test_a_text_is_meant_as_it_is_written(monkeypatch):
     monkeypatch.setenv("ELSEWHERE", "token")
-    with pytest.raises(ConfigError, match=r"^unit=\$\{oc.env:ELSEWHERE\} must be"):
+    with pytest.raises(ConfigError, match=r'^unit="\$\{oc.env:ELSEWHERE\}" must be'):
         compare(PAIR[0], texts=TEXTS, unit="${oc.env:ELSEWHERE}")
 
 
@@ -2016,39 +2014,6 @@ def test_inputs_that_say_nothing_for_certain_are_refused_by_name(call, said):
 def test_keys_of_a_dictionary_are_texts_in_order():
     texts = dict.fromkeys(TEXTS)
     assert thinkalike.inputs.text_config(texts.keys(), {}).records.rows == [{"text": text} for text in TEXTS]
-
-
-WORDS = {
-    "measure.massive=keep keeps them": 'massive="keep" keeps them',
-    "do the job again with force=true": "do the job again with force=True",
-    "model.implausible=true takes it as it is": "load_model(..., implausible=True) takes it as it is",
-    "take more of the text and model.dtype=float32": 'take more of the text and load_model(..., dtype="float32")',
-    "declare kinds.size=nominal": "declare kinds={'size': 'nominal'}",
-    "give its levels in order: kinds.Word size=['a', 'b']": "give its levels in order: kinds={'Word size': ['a', 'b']}",
-    "raise measure.batches, or data.evaluation_tokens": "raise batches, or evaluation_tokens",
-    "measure.batches=3 are too few": "batches=3 are too few",
-    "data=text has too little text": "texts has too little text",
-    "data text: the report has 15 documents": "texts: the report has 15 documents",
-    "measure.unit=tokens|words": "unit=tokens|words",
-}
-
-
-@pytest.mark.parametrize("message", WORDS)
-def test_messages_have_settings_as_python_writes_them(message, caplog):
-    job = jobs.Compare(PAIR[0], texts=TEXTS)
-
-    def fail():
-        logging.getLogger("thinkalike.states").warning("warning: %s", message)
-        with wording.naming(job):
-            logging.getLogger("thinkalike.states").warning("warning: %s", message)
-            raise DataError(message)
-
-    with pytest.raises(DataError) as raised:
-        fail()
-    assert str(raised.value) == WORDS[message]
-    assert caplog.messages == [f"warning: {message}", f"warning: {WORDS[message]}"]
-    logging.getLogger("thinkalike.states").warning("after %s", message)
-    assert caplog.messages[-1] == f"after {message}", "the factory of records is the one before"
 
 
 class Locked:

@@ -269,6 +269,26 @@ def test_the_first_line_comes_early(monkeypatch):
 
 
 @pytest.mark.ci_slow
+def test_progress_tells_what_is_left_of_the_whole_job(monkeypatch):
+    began = time.monotonic()
+    with watched(), doing("batch", 33):
+        assert "whole job" not in progress.sentence(under_way(), began)
+        progress.expect(300.0)
+        line = progress.sentence(under_way(), began)
+        assert re.search(r"batch 0 of 33; whole job: about 0:0(5:00|4:59) left$", line)
+        progress.expect(300.0, is_least=True)
+        assert "whole job: at least 0:0" in progress.sentence(under_way(), began)
+        now = time.monotonic()
+        monkeypatch.setattr(progress.time, "monotonic", lambda: now + 400)
+        line = progress.sentence(under_way(), began)
+        assert line.endswith("whole job: longer than the 0:05:00 of its forecast")
+    monkeypatch.undo()
+    with watched(), doing("batch", 33):
+        assert "whole job" not in progress.sentence(under_way(), began), "the next job has none"
+    progress.expect(300.0)
+    assert "whole job" not in progress.sentence(under_way(), began), "nothing is watched"
+
+
 def test_a_job_shows_its_phases_and_no_librarys_progress_bar(cli, small_stitching, monkeypatch):
     said = []
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from thinkalike.advice import named_setting
 from thinkalike.config import JobConfig, SettingValues
 from thinkalike.config.groups import with_changes
 from thinkalike.errors import ConfigError
@@ -21,6 +22,7 @@ from thinkalike.forecast import duration_in_words, forecast, shapes_of
 from thinkalike.instruments import asked_for, instrument_of
 from thinkalike.models.families import pick_device
 from thinkalike.models.shapes import Shape
+from thinkalike.screen import expect
 from thinkalike.timing import TooLongToTimeError, share_of_processor, timing_at_most
 
 log = logging.getLogger(__name__)
@@ -59,29 +61,37 @@ class SmallerJob:
 def within(config: JobConfig, chosen: Collection[str]) -> JobConfig:
     """Return the configuration that does as much as its budget has time for.
 
+    What was given stays as it is, and the budget sizes the rest. A job whose least takes longer
+    than the budget is done all the same, and one line says how long it takes.
+
     Args:
         chosen: The keys of settings that were given, and stay.
+
+    Raises:
+        ConfigError: A budget can size nothing of such a job, whatever is given.
     """
     if config.budget is None:
         return config
     job = largest_job_within(config, chosen, config.budget)
     if job is None:
         raise ConfigError(
-            f"budget={config.budget} chooses layers, text or stimuli that are left open, of models "
-            "of known size, and this job has nothing to choose; leave it out"
+            f"{named_setting('budget', config.budget)} chooses layers, text or stimuli that are "
+            "left open, of models of known size, and this job has nothing to choose; leave it "
+            "out"
         )
-    time = time_in_words(job.seconds, job.config)
+    by_clock = seconds_by_clock(job.seconds, job.config)
+    time = time_in_words(job.seconds, by_clock)
+    expect(by_clock)
     # A warning, as it must show from Python, too: the numbers are of less than a job's defaults.
-    log.warning("budget=%s: %s; %s", config.budget, job.words, time)
+    budget = named_setting("budget", config.budget)
+    line = f"{budget}: {job.words}; {time}"
     if job.seconds > seconds_of_budget(config.budget):
-        log.warning(
-            "warning: this is the least that this job does, and takes longer than budget=%s",
-            config.budget,
-        )
+        line = f"warning: {budget} is too short: the least that this job does ({job.words}) takes {time}"
+    log.warning("%s", line)
     return job.config
 
 
-def time_in_words(seconds: float, config: JobConfig) -> str:
+def time_in_words(seconds: float, by_clock: float) -> str:
     """Return how long a job takes on this machine, and by the clock if that is busy now.
 
     The job is chosen by its time on an idle machine: the same budget is the same job, which can be
@@ -89,16 +99,27 @@ def time_in_words(seconds: float, config: JobConfig) -> str:
 
     Args:
         seconds: The time of the job on this machine, if it were idle.
-        config: The job.
+        by_clock: Its time while other programs take as much as now.
     """
     words = f"about {duration_in_words(seconds)} on this machine"
-    if pick_device(config.model.device) != "cpu":
+    if by_clock == seconds:
         return words
+    return f"{words}, and {duration_in_words(by_clock)} by the clock while other programs take as much as now"
+
+
+def seconds_by_clock(seconds: float, config: JobConfig) -> float:
+    """Return how long a job takes by the clock while other programs take as much as now.
+
+    Args:
+        seconds: The time of the job on this machine, if it were idle.
+        config: The job.
+    """
+    if pick_device(config.model.device) != "cpu":
+        return seconds
     share = share_of_processor()
     if share >= BUSY_SHARE:
-        return words
-    by_clock = duration_in_words(seconds / share)
-    return f"{words}, and {by_clock} by the clock while other programs take as much as now"
+        return seconds
+    return seconds / share
 
 
 def announcement(config: JobConfig, chosen: Collection[str]) -> str:
@@ -106,7 +127,8 @@ def announcement(config: JobConfig, chosen: Collection[str]) -> str:
 
     Passes of its models are timed, which takes a second for each model, once for a machine. The
     rest is timed for at most `SHARE_FOR_TIMING` of these passes. If it would take longer, the time
-    of the passes is said to be the least. A long job is offered a budget.
+    of the passes is said to be the least. A long job is offered a budget. The line of progress
+    shows from now on what is left of it.
 
     Args:
         config: The job.
@@ -132,7 +154,9 @@ def announcement(config: JobConfig, chosen: Collection[str]) -> str:
         offer = offered(config, chosen, seconds)
     if seconds <= ANNOUNCED_SECONDS:
         return ""
-    return f"{certainty}{time_in_words(seconds, config)}{offer}"
+    by_clock = seconds_by_clock(seconds, config)
+    expect(by_clock, is_least=bool(certainty))
+    return f"{certainty}{time_in_words(seconds, by_clock)}{offer}"
 
 
 def offered(config: JobConfig, chosen: Collection[str], seconds: float) -> str:
@@ -145,22 +169,29 @@ def offered(config: JobConfig, chosen: Collection[str], seconds: float) -> str:
         return ""
     for budget in OFFERED_BUDGETS:
         job = largest_job_within(config, chosen, budget)
-        if job is not None and job.seconds <= seconds_of_budget(budget) < seconds:
-            return f"; budget={budget} does {job.words}"
+        if job is None or job.config == replace(config, budget=None):  # there is nothing to leave out
+            continue
+        if job.seconds <= seconds_of_budget(budget) < seconds:
+            return f"; {named_setting('budget', budget)} does {job.words}"
     return ""
 
 
 def largest_job_within(config: JobConfig, chosen: Collection[str], budget: str) -> SmallerJob | None:
     """Return the largest job that a budget has time for, or the least.
 
-    None: the job has nothing to leave out, all of it is `chosen`, or a shape is unknown.
+    A job is done as it was given if all that a budget could size is `chosen`.
+
+    None: there is nothing that a budget could size, or a shape is unknown.
     """
     config = replace(config, budget=None)
     if any(getattr(config, setting, None) for setting in OF_SEVERAL_JOBS):
         return None
     choices = _choices(config, chosen)
-    if len(choices) > 1 and all(choice == choices[0] for choice in choices):
-        return None
+    # What all choices have in common, such as readings in bits, makes the job no smaller.
+    is_given = len(choices) > 1 and all(choice == choices[0] for choice in choices)
+    if is_given or choices == [{}]:
+        seconds = forecast(config, looks_up=False).seconds()
+        return SmallerJob(config, "as given", seconds)
 
     allowed = SHARE_OF_BUDGET * seconds_of_budget(budget)
     job = None
@@ -215,7 +246,7 @@ def settings_in_words(settings: Mapping[str, object]) -> str:
         words.append(f"layers {', '.join(pairs)}")
     for key, value in settings.items():
         if key != "layers":
-            words.append(f"{key.removesuffix('.kind')}={value}")
+            words.append(named_setting(key.removesuffix(".kind"), value))
     return ", ".join(words) or "all of it"
 
 

@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from thinkalike.advice import named_setting
+
 LISTED = 40  # names that a message lists
 LISTED_IN_SENTENCE = 4  # names that a sentence lists
 LEAST_SIMILARITY = 0.6  # of a typo to the name that was meant, as difflib counts
@@ -78,7 +80,7 @@ def one_of(key: str, value: str, choices: Iterable[str]) -> None:
     """Raise a ConfigError with the nearest choice if a value is not one of the choices."""
     names = list(choices)
     if value not in names:
-        raise ConfigError(f"{key}={value} is not known; {nearest(value, names)}")
+        raise ConfigError(f"{named_setting(key, value)} is not known; {nearest(value, names)}")
 
 
 def in_home(path: str | os.PathLike[str]) -> Path:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from thinkalike.advice import named_setting
 from thinkalike.errors import ResourceError, chain
 
 # of control groups (version 2): the group of this process, and the folder of all groups
@@ -78,7 +79,7 @@ class Budget:
     def limit(self) -> str:
         """The limit, as error messages state it."""
         if self.is_requested:
-            return f"trainer.memory allows {readable(self.total)}"
+            return f"{named_setting('trainer.memory')} allows {readable(self.total)}"
         return f"this device has {readable(self.total)}"
 
 

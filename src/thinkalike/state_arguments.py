@@ -23,6 +23,7 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.arguments import tensor_of
 from thinkalike.config.recorded import RecordedArrays
 from thinkalike.data.recordings import IDS, RUNS, UNNAMED_LAYER, FileContents, contents_of_path
@@ -250,8 +251,8 @@ def numbered_rows(states: Sequence[GivenStates]) -> pd.DataFrame:
         have_ids = first.ids is not None and other.ids is not None
         if have_ids and first.ids != other.ids:
             raise ConfigError(
-                f"{first.argument} and {other.argument} have rows of other ids: give stimuli=, a "
-                "table that has these ids"
+                f"{first.argument} and {other.argument} have rows of other ids: give "
+                f"{named_setting('stimuli', like='')}, a table that has these ids"
             )
 
     assert isinstance(first.recording, RecordedArrays), "a file is read for its rows"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from thinkalike.advice import named_setting
 from thinkalike.columns import Columns
 from thinkalike.errors import StoreError, checked_path, in_home, one_line
 from thinkalike.store import (
@@ -72,7 +73,7 @@ class UnkeptJob:
         raise self._needs_folder("aside")
 
     def _needs_folder(self, name: str) -> StoreError:
-        return StoreError(f"{self.kind} needs a folder for its {name}: give store=DIR")
+        return StoreError(f"{self.kind} needs a folder for its {name}: give {named_setting('store', like='DIR')}")
 
     def result(self) -> Result | None:
         """Return None: no result of an earlier run is known."""

@@ -12,7 +12,13 @@ from safetensors.torch import load_file
 import tiny
 from conftest import composed, kill_and_resume, untrained, with_slow
 from thinkalike.config.values import key_settings
-from thinkalike.instruments.stitching.screen import meaning_of_columns, sentence_of_direction, sentence_of_floor
+from thinkalike.instruments.stitching.screen import (
+    meaning_of_columns,
+    sentence_of_direction,
+    sentence_of_floor,
+    text_and_losses,
+    tokens_of_fitting,
+)
 from thinkalike.instruments.stitching.table import bytes_by_document
 from thinkalike.models.layer_choice import pairs_of_layers
 
@@ -285,9 +291,39 @@ def test_one_sentence_says_what_was_found(what):
     assert all(part in sentence_of_direction(rows) for part in parts), sentence_of_direction(rows)
 
 
+def test_a_stitchs_sentence_has_the_text_of_fitting_and_the_losses_of_both_models():
+    losses = {"source_loss": 3.5, "target_loss": 3.25}
+    stitch, facts = {"kind": "linear", "steps": 16, "tokens_per_step": 256}, {"fit_tokens": 1024}
+    fitted = "fitted on 4,096 tokens, 1,024 of them different"
+    said = text_and_losses(table(**losses), stitch, facts)
+    assert said == f"{fitted}; loss of the source alone 3.50, of the target 3.25 nats per token"
+    assert sentence_of_direction(table(**losses), said).endswith(f"; {said}.")
+    bytes_ = {"source_bits_per_byte": 1.2, "target_bits_per_byte": 1.1, "penalty_bits_per_byte": 0.1}
+    said = text_and_losses(table(**losses, **bytes_), stitch, facts)
+    assert said == f"{fitted}; loss of the source alone 1.20, of the target 1.10 bits per byte"
+    assert text_and_losses(table(target="a", **losses), stitch, None) == "loss of the model alone 3.25 nats per token"
+
+
+@pytest.mark.parametrize(
+    ("stitch", "different", "said"),
+    [
+        ({"kind": "linear", "steps": 4, "tokens_per_step": 256}, 1024, "1,024 tokens"),
+        ({"kind": "linear", "steps": 8, "tokens_per_step": 256}, 1024, "2,048 tokens, 1,024 of them different"),
+        ({"kind": "least_squares", "steps": 64, "tokens_per_step": 4096}, 1024, "1,024 tokens"),
+        ({"kind": "identity", "steps": 64, "tokens_per_step": 4096}, 1024, ""),
+        ({"kind": "linear"}, 1024, ""),
+        ({"kind": "linear", "steps": 4, "tokens_per_step": 256}, None, ""),
+    ],
+)
+def test_how_much_text_a_map_was_fitted_on(stitch, different, said):
+    assert tokens_of_fitting(stitch, {"fit_tokens": different}) == said
+
+
 @pytest.mark.ci_slow
 def test_a_job_prints_its_sentence_for_each_direction(cli, small_stitching):
     done = cli("train.py", "layers=[[0,0],[1,1]]", "stitch.both=true", *small_stitching)
     details = done.result.tables["details"]
-    ways = [sentence_of_direction(rows) for _, rows in details.groupby(["source", "target"], sort=False)]
+    there, back = [rows for _, rows in details.groupby(["source", "target"], sort=False)]
+    about_job = text_and_losses(there, done.result.config["stitch"], done.result.provenance["data"])
+    ways = [sentence_of_direction(there, about_job), sentence_of_direction(back)]
     assert all(way in " ".join(done.stdout.split()) for way in ways)

@@ -39,6 +39,8 @@ from thinkalike.errors import ConfigError, StoreError, ThinkalikeError
 from thinkalike.instruments import refuse_unread_settings
 from thinkalike.training.recipe import StitchConfig
 
+pytestmark = pytest.mark.usefixtures("command_line")
+
 NEEDED = {
     "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini", "model.corpus=stdlib"],
     "model=hub": ["model.hub_id=a/b", "model@target=gelu-3l-mini"],

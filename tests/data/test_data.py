@@ -501,6 +501,7 @@ def one_sided(report: bool, share: float = 0.3) -> list[str]:
     return [text for text in texts(60) if (int(document_fingerprint(text)[:8], 16) / 16**8 < share) == report]
 
 
+@pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize(
     ("fit", "report", "key"), [(0, 60, "fit on"), (60, 1, r"data\.evaluation_share"), (0, 0, "text")]
 )
@@ -621,6 +622,7 @@ NO_NAMES = {
 }
 
 
+@pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("what", NO_NAMES)
 def test_groups_are_not_merged_by_their_texts(what, config, tmp_path):
     """The text of null is None and that of 1 is 1, so that documents of two sources would be of one group."""

@@ -344,6 +344,7 @@ def test_the_fingerprint_says_whether_stimuli_are_the_same(changes):
     assert not same(made(table), made(**{"features": table, **changes}))
 
 
+@pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -437,6 +438,7 @@ def test_numbers_that_have_two_readings_or_none_are_refused(values, said, tmp_pa
         read_table(write_table(tmp_path / "x.tsv", frame))
 
 
+@pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("gap", [None, 7])
 def test_long_whole_numbers_stay_whole_beside_a_missing_cell(gap, tmp_path):
     """As floats, two ids are one level."""
@@ -446,7 +448,7 @@ def test_long_whole_numbers_stay_whole_beside_a_missing_cell(gap, tmp_path):
     ids = [2**53, 2**53 + 1, 5, gap]
     table = pyarrow.table({"text": ["a", "b", "c", "d"], "number": pyarrow.array(ids)})
     pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
-    with pytest.raises(DataError, match=r"more than 16 digits; declare kinds\.number=nominal"):
+    with pytest.raises(DataError, match=r"more than 16 digits; declare stimuli\.kinds\.number=nominal"):
         read_table(tmp_path / "x.parquet")
     levels = read_table(tmp_path / "x.parquet", kinds={"number": "nominal"}).features["number"]
     assert levels.dropna().tolist() == [str(number) for number in ids if number is not None]
@@ -545,6 +547,7 @@ def test_cells_say_numbers_levels_or_nothing(tmp_path):
     assert (found["h"], found["i"]) == (["True", "False", "NaN"], ["1", "2", "three"])
 
 
+@pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [

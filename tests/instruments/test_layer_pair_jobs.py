@@ -278,7 +278,7 @@ def test_a_new_measure_is_one_class():
     made = instrument(entry)
     settings = made.settings(null=True, permutations=3, power=2)
     assert made.layer_measure(settings) == Mine(2)
-    with pytest.raises(ConfigError, match=r"measure\.power=-1"):
+    with pytest.raises(ConfigError, match="power=-1"):
         made.settings(power=-1)
     metric = made.metric(settings, 1, 1)
     metric.update([torch.randn(20, 3)], [torch.randn(20, 4)])

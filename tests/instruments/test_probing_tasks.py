@@ -120,5 +120,5 @@ def test_few_words_skip_a_split_and_few_sentences_are_an_error(tmp_path, caplog)
         tasks = list(tasks_of_features_and_splits(stimuli_of(tmp_path, feature, words), ("sentence", "word"), 3, 5, 0))
         assert [task.split for task in tasks] == ["sentence"]
         assert f"feature is not judged on held-out words: {reason}" in caplog.text
-    with pytest.raises(DataError, match=r"feature: 50 folds of 40 groups: .*; lower measure.folds"):
+    with pytest.raises(DataError, match=r"feature: 50 folds of 40 groups: .*; lower folds"):
         list(tasks_of_features_and_splits(stimuli_of(tmp_path, "xy"), ("sentence",), 50, 5, 0))

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import torch
 
+import thinkalike
 from conftest import ROOT, of_core
 from key_checks import NEUTRAL, check_defaults, key_of_settings, leaves, outside_the_key
 from thinkalike.config import (
@@ -58,7 +59,7 @@ def test_a_finished_job_is_not_done_again_unless_it_is_forced(tmp_path, caplog, 
     monkeypatch.setattr("thinkalike.job.performing.versions_of", lambda _: {"torch": "99.0", "numpy": np.__version__})
     with caplog.at_level("INFO", logger="thinkalike"):
         assert perform(toy, config(tmp_path)).folder == first.folder
-    assert "already done; force=true does it again" in caplog.text
+    assert "already done; force=True does it again" in caplog.text
     assert f"it was computed with torch {torch.__version__} (now 99.0)" in caplog.text
     assert "numpy" not in caplog.text
     assert toy.calls.count("run") == 1
@@ -82,7 +83,7 @@ def test_a_stored_result_that_lacks_what_is_shown_is_one_line(harm, tmp_path, ca
         return
     (folder / "table.csv").write_text("other\n1\n")
     seal(folder)
-    with pytest.raises(ResultError, match=r"lacks what toy shows .*force=true\Z"):
+    with pytest.raises(ResultError, match=r"lacks what toy shows .*force=True\Z"):
         perform(Wordy(), config(tmp_path))
 
 
@@ -179,12 +180,24 @@ def test_a_signal_says_whether_there_is_a_state(toy, after, tmp_path):
         (16.0, 0.1, {}, "^$"),
         (8.6, math.nan, {}, "^$"),
         (8.6, -math.inf, {}, "^$"),
+        (7.9, math.nan, {}, "^11 documents .effective sample size 7.9. are too few for intervals, which need 8; read"),
+        (7.9, -math.inf, {"stimuli": {}}, "^11 groups of stimuli .* are too few .*; give more stimuli$"),
     ],
 )
 def test_intervals_over_few_documents_say_so(effective, low, facts, said):
     table = pd.DataFrame({"value": [0.5, 0.5], "low": low, "name": "a"})
     scalars = {"documents": 11.0, "effective_sample_size": effective}
     assert re.search(said, Outcome(table, scalars, facts=facts).why_intervals_say_little)
+
+
+@pytest.mark.parametrize(("count", "said"), [(14, "the intervals rest on"), (60, "")])
+def test_few_documents_have_one_warning(count, said, caplog):
+    texts = [f"The {number}. page of a book is read by the {number}. reader. " * 8 for number in range(count)]
+    thinkalike.loss("gelu-3l-mini", texts=texts, context=64, evaluation_share=0.9)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    warnings = [warning for warning in warnings if "of one source" not in warning]  # these are alike, too
+    assert len(warnings) == bool(said), warnings
+    assert all(re.search(said, warning) for warning in warnings)
 
 
 def test_a_second_process_waits_for_the_firsts_result(tmp_path, caplog, monkeypatch):

@@ -96,7 +96,7 @@ def test_a_base_is_a_folder_a_gguf_file_or_a_name(place, base, adapter, tmp_path
     }
     stated = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(stated | {"base_model_name_or_path": None}))
-    with pytest.raises(ModelError, match=r"names no base_model_name_or_path; give model\.base="):
+    with pytest.raises(ModelError, match=r"names no base_model_name_or_path; give load_model\(\.\.\., base="):
         load_model(adapter)
     model = load_model(adapter, base=str(places[place]))
     assert model.n_layers == (6 if place == "name" else 2)
@@ -118,7 +118,7 @@ def test_another_base_is_refused_in_one_line(case, adapter, tmp_path):
         tiny.write_checkpoint("gpt_neox", other)
     else:
         tiny.write_llama(other, **OTHERS[case])
-    with pytest.raises(ModelError, match=r"tuned: the adapter .* give model\.base="):
+    with pytest.raises(ModelError, match=r"tuned: the adapter .* give load_model\(\.\.\., base="):
         load_model(adapter, base=str(other))
 
 

@@ -262,6 +262,7 @@ def test_weights_outside_a_folder_are_refused(elsewhere, tmp_path, checkpoints):
             call(ModelConfig(name="local", path=str(folder)))
 
 
+@pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("call", [load_model, checkpoint_fingerprint])
 @pytest.mark.parametrize("settings", [{"revision": "step1000"}, {"hub_id": "someone/m"}])
 def test_a_setting_that_would_only_change_the_name_is_refused(call, settings):
@@ -418,7 +419,7 @@ def test_what_is_no_language_model_in_memory_is_refused(checkpoints):
         load_model(module)
     with pytest.raises(TypeError, match="not Linear and"):
         load_model(torch.nn.Linear(2, 2), cutter)
-    with pytest.raises(ConfigError, match=r"model\.revision does not apply to a model passed in memory"):
+    with pytest.raises(ConfigError, match=r"revision of load_model does not apply to a model passed in memory"):
         load_model(module, cutter, revision="main")
     with torch.no_grad():
         module.transformer.h[0].mlp.c_fc.weight[0, 0] = float("nan")

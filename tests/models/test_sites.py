@@ -89,6 +89,7 @@ def expected(module, tokens, written):
     return found
 
 
+@pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("name", DRAWN)
 def test_sites_are_what_hooks_of_transformers_see(name, tmp_path):
     make_models.write(KNOWN[name], tmp_path)
@@ -301,7 +302,7 @@ def test_a_stitch_before_the_mlp(tmp_path):
 def test_sites_that_mean_nothing_are_refused():
     with pytest.raises(ConfigError, match=r'^site="attn_out" is no place to cut a model: stitch at resid_post'):
         thinkalike.stitch("gelu-3l-mini", site="attn_out")
-    with pytest.raises(ConfigError, match=r"^model\.site=: loss reads the stream after each block"):
+    with pytest.raises(ConfigError, match=r"^site=: loss reads the stream after each block"):
         run_job(composed("measure=loss", "model=gelu-3l-mini", "model.site=attn_out", entry="analyze"))
     for words, said in (
         ({"site": "resid_mid", "head": 2}, '^head=2 is a head of site="z", and site="resid_mid"'),

@@ -643,7 +643,8 @@ def test_a_folder_of_fp8_weights_says_so(tmp_path):
     assert (model.quantization, model.describe()["quantization"]) == ("fp8", "fp8")
     name = "model.layers.0.mlp.up_proj.weight"
     torch.testing.assert_close(model.module.state_dict()[name], plain[name], atol=0.05, rtol=0.1)
-    with pytest.raises(ModelError, match=r"quantised already \(fp8\); remove model\.quantization=8bit"):
+    refused = r"quantised already \(fp8\); remove load_model\(\.\.\., quantization=.8bit.\)"
+    with pytest.raises(ModelError, match=refused):
         load_model(folder, quantization="8bit")
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -294,7 +295,25 @@ ANSWERS = {
         pairs_of_layers(SQUARE),
         False,
         "At equal relative depth, a and b are most similar at layer 1 (CKA 0.800 [0.790, 0.810]) and least similar at "
-        "layer 0 (0.500 [0.490, 0.510]).",
+        "layer 0 (0.500 [0.490, 0.510]); of all 4 pairs, layer 1 has the highest value, beyond the next, layer 0 "
+        "(0.500 [0.490, 0.510]).",
+    ),
+    "the highest elsewhere": (
+        pairs_of_layers({**SQUARE, (1, 0): 0.81}),
+        False,
+        "; of all 4 pairs, layer 1 of a and layer 0 of b have the highest value (0.810 [0.800, 0.820]), not shown to "
+        "be beyond the next, layer 1 (0.800 [0.790, 0.810]).",
+    ),
+    "the lowest distance": (
+        pairs_of_layers(SQUARE),
+        True,
+        "; of all 4 pairs, layer 0 of a and layer 1 of b have the lowest value (0.100 [0.090, 0.110]), beyond the "
+        "next, layer 1 of a and layer 0 of b (0.200 [0.190, 0.210]).",
+    ),
+    "no intervals": (
+        pairs_of_layers({**SQUARE, (1, 0): 0.9}).assign(low=math.nan, high=math.nan),
+        False,
+        "; of all 4 pairs, layer 1 of a and layer 0 of b have the highest value (0.900).",
     ),
     "a distance": (pairs_of_layers(SQUARE), True, "most similar at layer 0 (CKA 0.500 [0.490, 0.510]) and least"),
     "values that are shown as equal": (
@@ -336,7 +355,7 @@ CONTROLS = {
         ("by chance", "by mixing"),
         "; whether that is more than by chance or by mixing was not computed.",
     ),
-    "nothing to compute": ({}, (), "(0.500 [0.490, 0.510])."),
+    "nothing to compute": ({}, (), "layer 0 (0.500 [0.490, 0.510])."),
 }
 
 

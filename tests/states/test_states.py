@@ -255,6 +255,7 @@ def test_too_few_rows_for_a_measure_are_refused(rows, per_batch):
         array_batches([[torch.randn(rows, 3)]], torch.arange(rows), rows_per_batch=per_batch, fewest=4)
 
 
+@pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize(("rows", "per_batch", "remedies"), [
     (40, 1024, "give more stimuli, or choose a smaller measure.neighbours"),
     (300, 50, "give more stimuli, or choose a smaller measure.neighbours, or raise measure.tokens_per_batch"),

@@ -105,9 +105,9 @@ def test_seeds_and_directions_are_chosen(finish):
     assert repr(stitches.back) == "Stitches(b into a, linear, 2 layer pairs)"
     assert torch.equal(stitches.back.back[2].weight, stitches[2].weight)
     assert str(stitches[2]) == "StitchMap(a:2 (6) → b:2 (6))"
-    with pytest.raises(StitchError, match=r"stitch\.both"):
+    with pytest.raises(StitchError, match="both=True"):
         _ = load_stitch(result, seed=1).back
-    with pytest.raises(StitchError, match=r"stitch\.seeds=3"):
+    with pytest.raises(StitchError, match="seeds=3"):
         load_stitch(result, seed=2)
 
 
@@ -126,7 +126,7 @@ def test_a_result_without_affine_maps_is_refused(finish, tmp_path):
         load_stitch(finish({}, job_kind="cka"))
     with pytest.raises(StoreError):
         load_stitch(tmp_path)
-    with pytest.raises(StitchError, match=r"stitch\.norm=pre"):
+    with pytest.raises(StitchError, match='norm="pre"'):
         load_stitch(finish(tensors_of(plain(norm="pre")), norm="pre"))
 
 

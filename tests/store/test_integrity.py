@@ -86,7 +86,7 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch
 def test_a_finished_job_names_a_damaged_file_and_force_mends_it(tmp_path):
     folder = result_in(tmp_path)
     flip(folder / "table.csv")
-    with pytest.raises(StoreError, match=r"table\.csv is damaged: its checksum .*; delete .* with force=true"):
+    with pytest.raises(StoreError, match=r"table\.csv is damaged: its checksum .*; delete .* with force=True"):
         StoredJob(str(tmp_path), "stitching", "abc").result()
     assert result_in(tmp_path) == folder
     assert StoredJob(str(tmp_path), "stitching", "abc").result().scalars == {"penalty": 0.5}
@@ -310,7 +310,7 @@ def test_a_result_in_the_folder_of_another_is_not_taken_for_it(tmp_path):
     shutil.copytree(folder, tmp_path / "cka" / "abc")
     shutil.copytree(folder, tmp_path / "stitching" / "def")
     for kind, key in (("cka", "abc"), ("stitching", "def")):
-        with pytest.raises(StoreError, match=r"holds the result abc of stitching; delete .* with force=true"):
+        with pytest.raises(StoreError, match=r"holds the result abc of stitching; delete .* with force=True"):
             StoredJob(str(tmp_path), kind, key).result()
     found = search(tmp_path)
     assert [entry.result.folder for entry in found.entries] == [folder]

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 
+from thinkalike.advice import at_command_line
 from thinkalike.config.compose import COMPOSING_ERRORS, explained
 from thinkalike.errors import ConfigError, ThinkalikeError, plain, short
 from thinkalike.processes import Interrupted, TextStream, follow_parent, heeded
@@ -41,7 +42,7 @@ def own_process() -> Iterator[None]:
     try:
         _check_working_folder()
         stdout = Stdout(sys.stdout)
-        with heeded(), contextlib.redirect_stdout(stdout):  # type: ignore[type-var]
+        with at_command_line(), heeded(), contextlib.redirect_stdout(stdout):  # type: ignore[type-var]
             yield
     except Interrupted as error:
         print(error, file=sys.stderr, flush=True)

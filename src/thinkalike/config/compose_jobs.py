@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+from thinkalike.advice import at_command_line
 from thinkalike.config.completing import completed_for_instrument
 from thinkalike.config.compose import (
     COMPOSING_ERRORS,
@@ -38,6 +39,7 @@ from thinkalike.errors import ConfigError, short
 from thinkalike.plugins import trust
 
 
+@at_command_line()
 def compose_trusted_job(entry_point: str, overrides: Iterable[str], **parts: Checked) -> JobConfig:
     """Return the configuration of a job, see `thinkalike.config.compose_job`.
 
@@ -50,6 +52,7 @@ def compose_trusted_job(entry_point: str, overrides: Iterable[str], **parts: Che
     return _decided(compose_open_job(entry_point, words, **parts))
 
 
+@at_command_line()
 def compose_inner_job(entry_point: str, overrides: Iterable[str], **parts: object) -> JobConfig:
     """Return the configuration of a job inside another one.
 
@@ -72,6 +75,7 @@ def compose_inner_job(entry_point: str, overrides: Iterable[str], **parts: objec
     return _decided(compose_open_job(entry_point, words, **parts))
 
 
+@at_command_line()
 def compose_open_job(entry_point: str, overrides: Iterable[str], **parts: object) -> JobConfig:
     """Return the configuration of a job in which what is left open is not decided yet.
 

@@ -20,6 +20,7 @@ from typing import Literal, Protocol, get_type_hints, overload, runtime_checkabl
 
 import yaml
 
+from thinkalike.advice import named_setting
 from thinkalike.catalogue import MEASURES, TASKS, conf_folders, instrument, measure_entry
 from thinkalike.config import parts
 from thinkalike.config.jobs import AnalyzeConfig, JobConfig, TrainConfig
@@ -185,7 +186,8 @@ def _packaged_settings(group: str, name: str) -> Settings:
     if node is None:
         hint = HINTS.get(group, "")
         raise ConfigError(
-            f"{group}={short(name)} is not known; {nearest(name, options(group))}{hint}"
+            f"{named_setting(group, short(name))} is not known; "
+            f"{nearest(name, options(group))}{hint}"
         )
     if group == "measure":
         settings = node["measure"]

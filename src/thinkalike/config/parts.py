@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 
+from thinkalike.advice import named_setting
 from thinkalike.config.schema import (
     SEEDS,
     STEPS,
@@ -162,7 +163,9 @@ class ModelConfig(Checked, part="model"):
         self.site = in_order if len(in_order) > 1 else in_order[0]
         if self.head is not None and "z" not in in_order:
             raise ConfigError(
-                f"model.head={self.head} is a head of model.site=z, and model.site={self.site}"
+                f"{named_setting('model.head', self.head)} is a head of "
+                f"{named_setting('model.site', 'z')}, and "
+                f"{named_setting('model.site', self.site)}"
             )
 
     @property
@@ -197,7 +200,8 @@ class ModelConfig(Checked, part="model"):
         if self.holds_states:
             raise ModelError(
                 f"model={self.path} is a folder of states, which has no weights to run: "
-                "measure=cka and its kin, r2, ruler, mlem and rsa compare it"
+                f"{named_setting('measure', 'cka')} and its kin, r2, ruler, mlem and rsa "
+                "compare it"
             )
 
     def fixed_by(self, shape: Mapping[str, object]) -> dict[str, tuple[object, object]]:

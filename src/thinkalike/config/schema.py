@@ -43,6 +43,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from thinkalike import catalogue
+from thinkalike.advice import named_setting
 from thinkalike.errors import ConfigError, nearest, short
 from thinkalike.former_names import present_name, present_value
 from thinkalike.ranges import Number, Within
@@ -423,8 +424,11 @@ def _sentence(part: str, error: pydantic.ValidationError) -> str:
         reason += f" or be {requirement.removeprefix('must be ')}"
     entries = "".join(f"[{number}]" for number in first["loc"] if isinstance(number, int))
     if entries:
-        reason += f", at {key}{entries}"
-    return f"{key}={short(first['input'])} {reason}"
+        reason += f", at {named_setting(key)}{entries}"
+    value = short(first["input"])
+    if isinstance(first["input"], str):
+        return f"{named_setting(key, value)} {reason}"
+    return f"{named_setting(key, like=value)} {reason}"
 
 
 def _requirement(problem: ErrorDetails) -> str:

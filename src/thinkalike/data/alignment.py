@@ -35,6 +35,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.digests import BYTE_OF, PROBES, tokenizer_facts
 from thinkalike.errors import ModelError
 
@@ -53,9 +54,6 @@ FIRST_COMBINING_CODE_POINT = 0x300
 """Unicode has no character below that joins what is before it."""
 
 WHITE_SPACE_CODE_POINTS = [code for code in range(0x3001) if chr(code).isspace()]
-
-HOW_TO_COMPARE_WORDS = "or use task=stitch or words (measure=cka measure.unit=word)"
-"""What compares models whose tokenizers differ."""
 
 Positions = NDArray[np.int64]
 
@@ -402,7 +400,7 @@ def check_same_tokenizer(source: HasTokenizer, target: HasTokenizer) -> None:
     if differing:
         raise ModelError(
             f"{source.name} and {target.name} have different tokenizers ({', '.join(differing)}); "
-            f"choose models of one tokenizer, {HOW_TO_COMPARE_WORDS}"
+            f"choose models of one tokenizer, {_how_to_compare_words()}"
         )
 
 
@@ -444,7 +442,7 @@ def check_same_tokens(
             raise ModelError(
                 f"{source.name} and {target.name} cut a text into different tokens: where one has "
                 f"{source_piece!r}, the other has {target_piece!r}; choose models that cut texts "
-                f"alike, {HOW_TO_COMPARE_WORDS}"
+                f"alike, {_how_to_compare_words()}"
             )
 
 
@@ -508,3 +506,11 @@ def _normalised_word(tokenizer: PreTrainedTokenizerBase, word: str) -> str:
     composed = unicodedata.normalize("NFKC", normalised)
     pieces = composed.replace("▁", " ").split()
     return "".join(pieces)
+
+
+def _how_to_compare_words() -> str:
+    """Return what compares models whose tokenizers differ."""
+    return (
+        f"or use {named_setting('task', 'stitch')} or words ({named_setting('measure', 'cka')}, "
+        f"{named_setting('measure.unit', 'word')})"
+    )

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from thinkalike.advice import named_setting, text_label
 from thinkalike.code_text import runs_code_of_user
 from thinkalike.config import DataConfig
 from thinkalike.data.cache import CacheEntry, cache_folder, read_or_compute
 from thinkalike.data.documents import (
-    DOCUMENTS_FOR_INTERVALS,
     beginning_bytes,
     text_fingerprint,
 )
@@ -89,7 +89,8 @@ def read_corpus(
     evaluation_tokens = data.evaluation_tokens or REPORT_TOKENS
     if source is not None and data.group:
         raise DataError(
-            "data.group is for models that cut text alike, and these have different tokenizers"
+            f"{named_setting('data.group')} is for models that cut text alike, and these have "
+            "different tokenizers"
         )
     document_bytes = None if whole else beginning_bytes(evaluation_tokens)
     limits = TextLimits(fit_tokens, evaluation_tokens, document_bytes)
@@ -116,22 +117,10 @@ def read_corpus(
     for name, count in corpus.counts.items():
         words = [SPLIT_IN_WORDS.get(word, word) for word in name.split("_")]
         counts.append(f"{count:,} {' '.join(words)}")
-    log.info("data %s: %s", data.name, ", ".join(counts))
-    if document_bytes:
-        warn_of_few_documents(data, corpus.counts["report_documents"])
+    log.info("%s: %s", text_label(data.name), ", ".join(counts))
     if data.group is None:
         _warn_of_similar_neighbours(data, corpus.report)
     return corpus
-
-
-def warn_of_few_documents(data: DataConfig, documents: int) -> None:
-    """Log a warning if the evaluation text has too few documents for narrow intervals."""
-    if documents < DOCUMENTS_FOR_INTERVALS:
-        log.warning(
-            f"warning: data {data.name}: the evaluation text has {documents} documents, and fewer "
-            f"than {DOCUMENTS_FOR_INTERVALS} make wide intervals; read more tokens, or give more "
-            "text"
-        )
 
 
 def _warn_of_similar_neighbours(data: DataConfig, rows: TokenRows) -> None:
@@ -142,9 +131,9 @@ def _warn_of_similar_neighbours(data: DataConfig, rows: TokenRows) -> None:
     correlation = neighbour_correlation(rows.tokens, rows.documents)
     if correlation:  # 0 if it is no larger than in a random order
         log.warning(
-            f"warning: data {data.name}: documents that follow each other are alike (correlation "
-            f"{correlation:.2f}), and may be of one source: intervals are then too narrow; "
-            "see data.group"
+            f"warning: {text_label(data.name)}: documents that follow each other are alike "
+            f"(correlation {correlation:.2f}), and may be of one source: intervals are then too "
+            f"narrow; see {named_setting('data.group')}"
         )
 
 

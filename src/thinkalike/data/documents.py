@@ -23,6 +23,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from thinkalike.advice import named_setting
 from thinkalike.config import DataConfig
 from thinkalike.config.in_memory import TextInMemory
 from thinkalike.data.marks import divide_at_marks
@@ -200,8 +201,8 @@ def _whole_documents(config: DataConfig) -> Iterator[str]:
         yield from _documents_of_files(config)
     elif config.source == "states":
         raise DataError(
-            f"data={config.name} has the rows of a folder of states, which measures of states "
-            "alone compare; give text"
+            f"{named_setting('data', config.name)} has the rows of a folder of states, which "
+            "measures of states alone compare; give text"
         )
     else:
         yield from _documents_of_hub(config)
@@ -292,7 +293,7 @@ def _documents_of_hub(config: DataConfig) -> Iterator[str]:
     options: dict[str, Any] = {"split": config.split or "train", "revision": config.revision}
     if config.hub_files:
         options["data_files"] = list(config.hub_files)
-    label = f"data={config.name}"
+    label = named_setting("data", config.name)
     records = stream_records(label, str(config.hub_id), config.subset, **options)
     grouping = _Grouping(config.group)
     for number, record in enumerate(records, 1):
@@ -354,7 +355,7 @@ def _hub_fingerprint(config: DataConfig) -> str:
 
     It is a hash of the commit and of all settings that choose or split the text.
     """
-    commit = commit_of(str(config.hub_id), config.revision, f"data={config.name}")
+    commit = commit_of(str(config.hub_id), config.revision, named_setting("data", config.name))
     entries = [
         SPLIT_VERSION,
         PIECES_VERSION,
@@ -439,7 +440,7 @@ def files_of(config: DataConfig) -> list[Path]:
             continue
         matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
         if not matches:
-            raise DataError(f"data.files: nothing matches {name}")
+            raise DataError(f"{named_setting('data.files')}: nothing matches {name}")
         files.extend(matches)
     return files
 
@@ -480,7 +481,10 @@ class _Grouping:
             return Document(text, str(path_in_root))
         if self.field not in record:
             hint = nearest(self.field, map(str, record))
-            raise DataError(f"data.group={self.field}: the records have no such field; {hint}")
+            raise DataError(
+                f"{named_setting('data.group', self.field)}: the records have no such field; "
+                f"{hint}"
+            )
         return Document(text, self._group_name(record[self.field]))
 
     def _group_name(self, value: object) -> str:
@@ -490,7 +494,7 @@ class _Grouping:
             DataError: The value names no group, or its type is not that of the values before it,
                 so that two different values could have one name.
         """
-        setting = f"data.group={self.field}"
+        setting = named_setting("data.group", self.field)
         is_nan = value != value  # only NaN differs from itself
         if value is None or is_nan or value == "":
             raise DataError(

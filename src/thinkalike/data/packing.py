@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from thinkalike.advice import named_setting
 from thinkalike.config import DataConfig
 from thinkalike.data.documents import batched, beginning, group_of
 from thinkalike.data.rows import Corpus, TokenRows
@@ -93,7 +94,10 @@ def separators(tokenizer: PreTrainedTokenizerBase, bos: bool) -> tuple[int, int 
     if not bos:
         return end, None
     if tokenizer.bos_token_id is None:
-        raise DataError("the tokenizer has no BOS token to begin rows with; set data.bos=false")
+        raise DataError(
+            "the tokenizer has no BOS token to begin rows with; set "
+            f"{named_setting('data.bos', False)}"
+        )
     return end, tokenizer.bos_token_id
 
 
@@ -272,10 +276,11 @@ def _check_enough_text(
     least_fit_tokens = min(limits.fit_tokens or 0, 1)  # 1 if a number of tokens was asked for
     if report.is_full and counts["fit_tokens"] >= least_fit_tokens:
         raise DataError(
-            f"data={config.name}: one document fills the {counts['report_tokens']:,} tokens that "
-            "are read for the report, and an interval needs two; give shorter documents, or read "
-            "more tokens: raise measure.batches, or data.evaluation_tokens of a job without "
-            "batches"
+            f"{named_setting('data', config.name)}: one document fills the "
+            f"{counts['report_tokens']:,} tokens that are read for the report, and an interval "
+            "needs two; give shorter documents, or read more tokens: raise "
+            f"{named_setting('measure.batches')}, or {named_setting('data.evaluation_tokens')} "
+            "of a job without batches"
         )
 
     if is_fit_empty:
@@ -283,11 +288,12 @@ def _check_enough_text(
     else:
         documents = _documents_in_words(counts, split, context)
         lack = f"for the report: {documents}, and an interval needs two"
-    remedy = f"data.context={context}"
+    remedy = named_setting("data.context", context)
     if split.evaluation_share < 1:
-        remedy = f"data.evaluation_share={split.evaluation_share} or {remedy}"
+        remedy = f"{named_setting('data.evaluation_share', split.evaluation_share)} or {remedy}"
     raise DataError(
-        f"data={config.name} has too little text {lack}; give more text, or change {remedy}"
+        f"{named_setting('data', config.name)} has too little text {lack}; give more text, or "
+        f"change {remedy}"
     )
 
 

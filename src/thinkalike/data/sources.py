@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from thinkalike.advice import named_setting
 from thinkalike.digests import with_unique_names
 from thinkalike.errors import DataError, ThinkalikeError, one_line
 from thinkalike.files import is_pointer, is_sparse, is_there, what_pulls
@@ -22,9 +23,6 @@ from thinkalike.hub import cause_of, resolved, sending_steadily
 
 if TYPE_CHECKING:
     import pyarrow  # which takes a tenth of a second to import
-
-USE_LOCAL_TEXT = "use local files (data=text 'data.files=[...]') or data=pydoc"
-"""What errors suggest where a set of the hub cannot be read."""
 
 MOST_TEXT_BYTES = 2**32
 """The most bytes of a file that is read as one text, which needs several times as much memory."""
@@ -287,7 +285,7 @@ def commit_of(repository: str, revision: str | None, label: str = "a data set") 
     """
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
-    with _errors_name_data_set(label, repository, revision, USE_LOCAL_TEXT):
+    with _errors_name_data_set(label, repository, revision, _use_local_text()):
         return resolved("dataset", repository, revision).sha
 
 
@@ -297,7 +295,7 @@ def stream_records(
     subset: str | None = None,
     *,
     revision: str | None,
-    remedy: str = USE_LOCAL_TEXT,
+    remedy: str | None = None,
     **options: object,
 ) -> Iterator[Record]:
     """Yield the rows of a data set of the hub as it is downloaded.
@@ -307,7 +305,7 @@ def stream_records(
         repository: The data set, ORG/NAME.
         subset: The name of one of its configurations; None: the default one.
         revision: A branch, tag or commit; None: the default branch.
-        remedy: What errors suggest.
+        remedy: What errors suggest; None: text that is on this machine.
         options: Passed to `datasets.load_dataset`.
 
     Raises:
@@ -316,7 +314,7 @@ def stream_records(
     import datasets
 
     datasets.disable_progress_bars()
-    with _errors_name_data_set(label, repository, revision, remedy):
+    with _errors_name_data_set(label, repository, revision, remedy or _use_local_text()):
         # Where the hub cannot be reached, this call fails at once; load_dataset would try for
         # minutes.
         commit = resolved("dataset", repository, revision)
@@ -382,3 +380,11 @@ def whole_characters(text: str, location: str) -> str:
         half = text[error.start]
         raise DataError(f"{location}: {half!r} is half of a character; remove it") from None
     return text
+
+
+def _use_local_text() -> str:
+    """Return what errors suggest where a set of the hub cannot be read."""
+    return (
+        f"use local files ({named_setting('data.files', like='[...]')}) or "
+        f"{named_setting('data', 'pydoc')}"
+    )

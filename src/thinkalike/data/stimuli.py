@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sentences
 from thinkalike.data.words import Span
 from thinkalike.errors import DataError, natural_order, nearest
@@ -494,7 +495,7 @@ def check_kinds(kinds: object, source: str | Path) -> None:
     for name, kind in kinds.items():
         if not isinstance(kind, str):
             try:
-                check_levels(kind, f"kinds.{name}")
+                check_levels(kind, named_setting(f"stimuli.kinds.{name}"))
             except ValueError as error:
                 raise DataError(f"{source}: {error}") from None
 
@@ -516,7 +517,10 @@ def as_feature_column(column: pd.Series, name: str, kind: Kind | None, source: s
     if kind in NUMBER_KINDS:
         return _as_float64(column, name, source)
     if isinstance(kind, str) and kind not in KINDS:
-        raise DataError(f"{source}: kinds.{name}={kind} is not known; {nearest(kind, KINDS)}")
+        raise DataError(
+            f"{source}: {named_setting(f'stimuli.kinds.{name}', kind)} is not known; "
+            f"{nearest(kind, KINDS)}"
+        )
     _check_level_names(column, name, source)
     if isinstance(column.dtype, pd.CategoricalDtype) and kind == kind_of(column):
         return column.cat.rename_categories(_level_name)
@@ -529,7 +533,8 @@ def as_feature_column(column: pd.Series, name: str, kind: Kind | None, source: s
     # Numbers are in order by themselves, and names are not.
     if kind == "ordinal" and kind_of(column) not in NUMBER_KINDS:
         raise DataError(
-            f"{source}: {name} is ordinal; give its levels in order: kinds.{name}={levels}"
+            f"{source}: {name} is ordinal; give its levels in order: "
+            f"{named_setting(f'stimuli.kinds.{name}', levels)}"
         )
     for row, level in enumerate(texts, 1):
         if pd.notna(level) and level not in levels:
@@ -580,7 +585,8 @@ def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
         has_long_numbers = True
     if has_long_numbers:
         raise DataError(
-            f"{source}: {name} has numbers of more than 16 digits; declare kinds.{name}=nominal"
+            f"{source}: {name} has numbers of more than 16 digits; declare "
+            f"{named_setting(f'stimuli.kinds.{name}', 'nominal')}"
         )
     is_no_number = values.isna() & column.notna()
     flawed_rows = np.flatnonzero(is_no_number | np.isinf(values))
@@ -588,7 +594,8 @@ def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
         row = flawed_rows[0]
         raise DataError(
             f"{source} row {row + 1}: {name}={column.iloc[row]} is not a finite number; empty it "
-            f"if the feature does not apply, or declare kinds.{name}=nominal"
+            f"if the feature does not apply, or declare "
+            f"{named_setting(f'stimuli.kinds.{name}', 'nominal')}"
         )
     return values
 

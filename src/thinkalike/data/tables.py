@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from thinkalike.advice import named_setting
 from thinkalike.config import StimuliConfig
 from thinkalike.config.in_memory import TableInMemory, TableWithDigest
 from thinkalike.config.values import as_settings
@@ -658,7 +659,8 @@ def _decimal_values(column: pd.Series, kind: Kind | None, location: str) -> pd.S
         has_long_numbers = True
     if has_long_numbers:
         raise DataError(
-            f"{location} has numbers of more than 16 digits; declare kinds.{column.name}=nominal"
+            f"{location} has numbers of more than 16 digits; declare "
+            f"{named_setting(f'stimuli.kinds.{column.name}', 'nominal')}"
         )
     return numbers
 
@@ -714,7 +716,7 @@ def _feature_values(column: pd.Series, kind: Kind | None, location: str) -> pd.S
         if distinct_written > distinct_numbers:
             raise DataError(
                 f"{location} has numbers of more than 16 digits; declare "
-                f"kinds.{column.name}=nominal"
+                f"{named_setting(f'stimuli.kinds.{column.name}', 'nominal')}"
             )
     would_merge_levels = kind == "nominal" and numbers.nunique() < values.nunique()
     if not_numbers.empty and not would_merge_levels:

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import pandas as pd
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, RecipeJob, SettingValues
 from thinkalike.errors import ConfigError, DataError, listed
 from thinkalike.instruments.layer_pairs.equal_depth import rows_between_models
@@ -72,9 +73,11 @@ class CKAConfig(WithNull):
         compares_tokens_linearly = self.kernel == "linear" and self.flatten == "token"
         if self.conditional_on != "none" and not compares_tokens_linearly:
             raise ConfigError(
-                f"measure.conditional_on={self.conditional_on} compares single tokens by the "
-                f"linear kernel: leave out measure.kernel={self.kernel} and "
-                f"measure.flatten={self.flatten}, or measure.conditional_on"
+                f"{named_setting('measure.conditional_on', self.conditional_on)} compares "
+                "single tokens by the linear kernel: leave out "
+                f"{named_setting('measure.kernel', self.kernel)} and "
+                f"{named_setting('measure.flatten', self.flatten)}, or "
+                f"{named_setting('measure.conditional_on')}"
             )
 
 
@@ -126,8 +129,8 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=15, reads=OF_STATES):
         batches = super().batches(settings, config, models, runs)
         if batches.level == "word" and settings.flatten != "token":
             raise DataError(
-                f"words are compared one by one, so measure.flatten={settings.flatten} is for "
-                "tokens only"
+                "words are compared one by one, so "
+                f"{named_setting('measure.flatten', settings.flatten)} is for tokens only"
             )
         return batches
 

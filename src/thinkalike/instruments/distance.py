@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike import figures
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, setting
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_note import show_layer_note
@@ -84,14 +85,16 @@ class Distance(
         source, target = models
         if (source.n_layers, source.d_model) != (target.n_layers, target.d_model):
             raise ConfigError(
-                f"measure=distance compares a model with a changed copy of it, but {source.name} "
-                f"has {source.n_layers} layers of width {source.d_model} and {target.name} "
-                f"{target.n_layers} of {target.d_model}: measure=cka compares any two models"
+                f"{named_setting('measure', 'distance')} compares a model with a changed copy "
+                f"of it, but {source.name} has {source.n_layers} layers of width "
+                f"{source.d_model} and {target.name} {target.n_layers} of {target.d_model}: "
+                f"{named_setting('measure', 'cka')} compares any two models"
             )
         source_sites, target_sites = super().sites(config, models)
         if source_sites != target_sites:
             raise ConfigError(
-                "measure=distance compares each place with itself: layers= or sites differ"
+                f"{named_setting('measure', 'distance')} compares each place with itself: "
+                "layers= or sites differ"
             )
         return [source_sites, target_sites]
 

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, SettingValues, setting
 from thinkalike.config.parts import CONTEXT
 from thinkalike.data.recordings import recording_fingerprint
@@ -414,7 +415,7 @@ def comparison_of_stimuli(
 
     needed_by = ""  # the setting to blame in an error if there are too few stimuli
     if hasattr(measure, "neighbours"):
-        needed_by = f"measure.neighbours={measure.neighbours}"
+        needed_by = named_setting("measure.neighbours", measure.neighbours)
 
     def batches_of(chosen: Compared) -> StateBatches:
         """Return batches of both sides' states; groups of stimuli take the place of documents."""

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.measures.accuracy import balanced_folds
@@ -99,7 +100,7 @@ def tasks_of_features_and_splits(
         except ValueError as error:
             if split == "sentence":
                 raise DataError(
-                    f"{stimuli.source}: {name}: {error}; lower measure.folds"
+                    f"{stimuli.source}: {name}: {error}; lower {named_setting('measure.folds')}"
                 ) from error
             log.warning("warning: %s is not judged on held-out words: %s", name, error)
             continue
@@ -144,14 +145,15 @@ def _stimuli_of_frequent_levels(
     if stimuli.kinds[name] == "continuous":
         raise DataError(
             f"{stimuli.source}: {name} is continuous, without levels; leave it out of "
-            "stimuli.features"
+            f"{named_setting('stimuli.features')}"
         )
     values = column.dropna()
     stimuli_per_level = values.map(values.value_counts()).astype(int)
     frequent = values[stimuli_per_level >= least]
     if frequent.nunique() < 2:
         raise DataError(
-            f"{stimuli.source}: {name} has fewer than two levels of measure.least={least} stimuli"
+            f"{stimuli.source}: {name} has fewer than two levels of "
+            f"{named_setting('measure.least', least)} stimuli"
         )
     is_number = frequent.dtype.kind in "if"  # integers and floats
     sortable = frequent.astype(float) if is_number else frequent.astype(str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from thinkalike.advice import named_setting
 from thinkalike.errors import ResultError, ThinkalikeError, one_line
 from thinkalike.store import Result
 
@@ -30,7 +31,10 @@ def reporting_damage(result: Result) -> Iterator[None]:
         if out_of_memory_error(error):
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"
-        remedy = "it was changed, or is of another version; compute it again with force=true"
+        remedy = (
+            "it was changed, or is of another version; compute it again with "
+            f"{named_setting('force', True)}"
+        )
         raise ResultError(
             f"{result.place} lacks what {result.kind} shows ({reason}): {remedy}"
         ) from error

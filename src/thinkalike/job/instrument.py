@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from typing_extensions import TypeVar
 
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig
 from thinkalike.config.completing import completed
 from thinkalike.config.parts import UNSEEN_BY_MINIS
@@ -371,7 +372,8 @@ class Instrument(ABC, Generic[Config]):
             self.draw(result, Path("figures"))  # nothing is written in this context
         if not drawn:
             raise ResultError(
-                f"measure={result.kind} draws no figure; its numbers are in result.table"
+                f"{named_setting('measure', result.kind)} draws no figure; "
+                "its numbers are in result.table"
             )
         chosen = name or next(iter(drawn))
         if chosen not in drawn:

@@ -7,6 +7,7 @@ import errno
 import re
 from collections.abc import Iterator
 
+from thinkalike.advice import named_setting
 from thinkalike.errors import ModelError, ResourceError, chain, one_line, panicked
 from thinkalike.processes import Interrupted
 from thinkalike.store import StoredJob
@@ -19,10 +20,8 @@ CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACC
 RUST_ERROR_NUMBER = re.compile(r"\(os error (\d+)\)")
 
 # The remedies for too little memory, and for too little space.
-LESS_MEMORY = (
-    "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
-)
-MORE_SPACE = "free some space, or choose other places with store=DIR and data.cache=DIR"
+LESS_MEMORY = "lower {}, {}, pairs or layers, or choose a larger machine"
+MORE_SPACE = "free some space, or choose other places with {} and {}"
 
 
 @contextlib.contextmanager
@@ -67,11 +66,15 @@ def _reason_of(error: BaseException) -> str | None:
     memory_error = out_of_memory_error(error)
     if memory_error:
         detail = one_line(memory_error) or type(memory_error).__name__
-        return f"there is too little memory ({detail}): {LESS_MEMORY}"
+        remedy = LESS_MEMORY.format(
+            named_setting("trainer.memory"), named_setting("measure.tokens_per_batch")
+        )
+        return f"there is too little memory ({detail}): {remedy}"
 
     for cause in chain(error, suppressed=True):
         if _error_number(cause) in CANNOT_WRITE:
-            return f"{one_line(cause)}: {MORE_SPACE}"
+            places = [named_setting(key, like="DIR") for key in ("store", "data.cache")]
+            return f"{one_line(cause)}: {MORE_SPACE.format(*places)}"
     return None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thinkalike.advice import named_setting
 from thinkalike.errors import ResultError
 
 if TYPE_CHECKING:
@@ -55,19 +56,26 @@ class Outcome:
     def why_intervals_say_little(self) -> str:
         """What intervals over few documents cannot say, for users; "" if there are none of those.
 
-        Documents are few if they are worth fewer than `FEW_GROUPS` of equal length. Stimuli have
-        groups, such as sentences, in the place of documents.
+        Documents are few if they are worth fewer than `FEW_GROUPS` of equal length. There are no
+        intervals over documents that are worth fewer than `FEWEST_GROUPS`, and users read why.
+        Stimuli have groups, such as sentences, in the place of documents.
         """
-        from thinkalike.measures.sample_size import FEW_GROUPS  # imports torch
+        from thinkalike.measures.sample_size import FEW_GROUPS, FEWEST_GROUPS  # imports torch
 
         effective = self.scalars.get("effective_sample_size", math.inf)
-        if effective >= FEW_GROUPS or not self._has_intervals():
+        has_intervals = self._has_intervals()
+        if effective >= FEW_GROUPS or not (has_intervals or effective < FEWEST_GROUPS):
             return ""
         unit = "documents"
         remedy = "read more tokens, or give more text"
         if "stimuli" in self.facts:
             unit = "groups of stimuli"
             remedy = "give more stimuli"
+        if not has_intervals:
+            return (
+                f"{self.scalars['documents']:.0f} {unit} (effective sample size {effective:.1f}) "
+                f"are too few for intervals, which need {FEWEST_GROUPS}; {remedy}"
+            )
         return (
             f"the intervals rest on {self.scalars['documents']:.0f} {unit} (effective sample size "
             f"{effective:.1f}): they are wide, hide small differences, and hold for {unit} like "
@@ -141,7 +149,7 @@ class Outcome:
         raise ResultError(
             f"{name}{written_position}{row} came out as {array[position]}, so nothing is stored; "
             "check the weights or arrays that are compared; of a text take more, and "
-            "model.dtype=float32"
+            f"{named_setting('model.dtype', 'float32')}"
         )
 
 

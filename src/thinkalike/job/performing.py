@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, JobConfig
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ThinkalikeError
@@ -191,7 +192,7 @@ def _stored_results(jobs: Iterable[PlannedJob], shown: bool) -> dict[str, Result
         if result is None:
             continue
         results[planned.key] = result
-        log.info("already done; force=true does it again")
+        log.info(f"already done; {named_setting('force', True)} does it again")
         _repeat_warnings(result)
         if shown:
             with reporting_damage(result):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, JobConfig, ModelConfig
 from thinkalike.config.parts import AFTER
 from thinkalike.config.scale import chosen_scale
@@ -20,7 +21,7 @@ from thinkalike.job.listed_jobs import asked_for
 from thinkalike.job.lookup import instrument_of
 from thinkalike.job.outcome import Outcome
 from thinkalike.job.provenance import environment
-from thinkalike.job.unread_settings import ONE_SITE
+from thinkalike.job.unread_settings import reads_one_site
 from thinkalike.job.work import Work
 from thinkalike.loggers import Wandb
 from thinkalike.plugins import check_trusted, digest, named_in
@@ -100,7 +101,7 @@ class PlannedJob:
         models = list(self.models.values())
         has_other_site = any(model.site != AFTER for model in models)  # than after each block
         if has_other_site and not self.instrument.takes_sites:
-            raise ConfigError(ONE_SITE.format("model.site", self.instrument.kind))
+            raise reads_one_site("model.site", self.instrument.kind)
 
         parts_read = self.instrument.reads
         for side in SIDES:
@@ -114,10 +115,10 @@ class PlannedJob:
         if not reason:
             return ""
         if scale == "mini":
-            alternative = "scale=paper takes the papers' recipe"
+            alternative = f"{named_setting('scale', 'paper')} takes the papers' recipe"
         else:
-            alternative = "scale=mini takes a laptop's"
-        return f"scale={scale}: {reason}; {alternative}"
+            alternative = f"{named_setting('scale', 'mini')} takes a laptop's"
+        return f"{named_setting('scale', scale)}: {reason}; {alternative}"
 
     def work(self, processes: ProcessGroup) -> Work:
         """Return the context of the running job, with the settings that it reads.
@@ -257,7 +258,10 @@ def plan(instrument: AnyInstrument, config: JobConfig) -> PlannedJob:
     """
     is_analysis = isinstance(config, AnalyzeConfig)
     if is_analysis and config.trainer.strategy == "ddp" and not instrument.is_shared:
-        raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
+        raise ConfigError(
+            f"{instrument.kind} is done by one process; leave {named_setting('trainer', 'ddp')} "
+            "out"
+        )
     if getattr(config, "budget", None):
         raise ConfigError(
             f"budget={config.budget} is for a command line or a function: "

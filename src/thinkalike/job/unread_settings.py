@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from thinkalike.advice import named_setting
 from thinkalike.config import (
     AnalyzeConfig,
     JobConfig,
@@ -38,11 +39,18 @@ CORPORA = ("model.corpus", "target.corpus")
 # Settings of a measure that say how much is compared.
 AMOUNTS = ("batches", "tokens_per_batch", "tokens", "words")
 
-# What errors say of a site, given the setting and the kinds of the jobs.
-ONE_SITE = (
-    "{}=: {} reads the stream after each block, resid_post, alone; "
-    "measure=cka or mlem read other sites"
-)
+
+def reads_one_site(key: str, kinds: str) -> ConfigError:
+    """Return the error for a setting that chooses a site, where jobs read the stream alone.
+
+    Args:
+        key: The setting.
+        kinds: The kinds of the jobs.
+    """
+    return ConfigError(
+        f"{named_setting(key, like='')}: {kinds} reads the stream after each block, resid_post, "
+        f"alone; {named_setting('measure', 'cka')} or mlem read other sites"
+    )
 
 
 def refuse_unread_settings(keys: Sequence[str], config: JobConfig) -> None:
@@ -192,11 +200,11 @@ def _refusal(key: str, jobs: Sequence[ReadingJob]) -> ConfigError:
         parts_read |= dict.fromkeys(job.parts())
 
     if key in OF_SITES and not any(job.instrument.takes_sites for job in jobs):
-        return ConfigError(ONE_SITE.format(key, kinds))
+        return reads_one_site(key, kinds)
     if part_name not in parts_read:
         setting = "model@target" if key == "target" else key
         return ConfigError(
-            f"{setting}= is not read by {kinds} with these settings; "
+            f"{named_setting(setting, like='')} is not read by {kinds} with these settings; "
             f"it reads {', '.join(parts_read)}"
         )
     if key in REPORT_TEXT:
@@ -204,8 +212,11 @@ def _refusal(key: str, jobs: Sequence[ReadingJob]) -> ConfigError:
         remedy = "leave it out"
         if amounts:
             remedy = f"{' and '.join(amounts)} say how much is compared"
-        return ConfigError(f"{key}= has no effect on {kinds}; {remedy}")
-    return ConfigError(f"{key}= has no effect on {kinds} beside the other settings; leave it out")
+        return ConfigError(f"{named_setting(key, like='')} has no effect on {kinds}; {remedy}")
+    return ConfigError(
+        f"{named_setting(key, like='')} has no effect on {kinds} beside the other settings; "
+        "leave it out"
+    )
 
 
 def _settings_of_amount(jobs: Sequence[ReadingJob]) -> list[str]:
@@ -217,7 +228,7 @@ def _settings_of_amount(jobs: Sequence[ReadingJob]) -> list[str]:
     amounts = []
     for name in AMOUNTS:
         if any(hasattr(measure, name) for measure in measures):
-            amounts.append(f"measure.{name}")
+            amounts.append(named_setting(f"measure.{name}"))
     return amounts
 
 

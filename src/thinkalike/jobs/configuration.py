@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thinkalike import plugins
+from thinkalike.advice import named_setting
 from thinkalike.budget import within
 from thinkalike.config import AnalyzeConfig, DataConfig, JobConfig, StimuliConfig
 from thinkalike.config.completing import open_job
@@ -279,7 +280,8 @@ def _stimuli_of_rows(job: Job, sides: _Sides, settings: SettingsByPart) -> Stimu
             setting = f"{part_name}.{name}"
             if part_name == "stimuli" or setting in OF_WORDS:
                 raise ConfigError(
-                    f"{setting} has no effect on arrays without stimuli; leave it out"
+                    f"{named_setting(setting)} has no effect on arrays without stimuli; leave it "
+                    "out"
                 )
     if job.does == "mlem" or sides.models:
         raise ConfigError("stimuli is missing: a table that has a row for each row of the states")

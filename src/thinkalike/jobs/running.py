@@ -1,4 +1,4 @@
-"""Does a job, with errors that call its settings by the fields of the job."""
+"""Does a job, and says how long it takes and what an interruption leaves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from thinkalike.jobs.configuration import (
     setting_of,
     trust_plugins_of_job,
 )
-from thinkalike.jobs.wording import in_words_of, naming
 from thinkalike.processes import Interrupted, heeded
 from thinkalike.screen import say, watched
 from thinkalike.store import Result, TemporaryResult
@@ -57,16 +56,15 @@ def run(job: Job, store: Folder | None = None, force: bool = False) -> Result:
         trust_plugins_of_job(job)
         instrument = job.instrument
         check_measure(job, instrument)
-        with naming(job):
-            config = configuration(job, instrument)
-            _say_how_long(job, config)
-            if config.store is None and instrument_of(config).needs_store:
-                folder = tempfile.TemporaryDirectory(prefix="thinkalike-")
-                config = replace(config, store=temporary.enter_context(folder))
-                result: Result = TemporaryResult(run_job(config, shown=False).folder)
-                weakref.finalize(result, temporary.pop_all().close)
-                return result
-            return run_job(config, shown=False)
+        config = configuration(job, instrument)
+        _say_how_long(job, config)
+        if config.store is None and instrument_of(config).needs_store:
+            folder = tempfile.TemporaryDirectory(prefix="thinkalike-")
+            config = replace(config, store=temporary.enter_context(folder))
+            result: Result = TemporaryResult(run_job(config, shown=False).folder)
+            weakref.finalize(result, temporary.pop_all().close)
+            return result
+        return run_job(config, shown=False)
 
 
 def _say_how_long(job: Job, config: JobConfig) -> None:
@@ -81,7 +79,7 @@ def _say_how_long(job: Job, config: JobConfig) -> None:
             chosen = [setting_of(field, job.does, job.instrument) for field in job.settings()]
             line = announcement(config, chosen)
             if line:
-                say(in_words_of(job, line))
+                say(line)
 
 
 @contextlib.contextmanager

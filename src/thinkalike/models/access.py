@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
+from thinkalike.advice import named_setting
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError, ThinkalikeError
 from thinkalike.files import is_folder
@@ -105,8 +106,8 @@ def commit_of_model(config: ModelConfig) -> Commit:
     """
     if config.hub_id is None:
         raise ConfigError(
-            f"model={config.called} says nowhere where its weights are; give model.path or "
-            "model.hub_id"
+            f"model={config.called} says nowhere where its weights are; give "
+            f"{named_setting('model.path')} or {named_setting('model.hub_id')}"
         )
     try:
         commit = resolved("model", str(config.hub_id), config.revision)
@@ -119,9 +120,9 @@ def commit_of_model(config: ModelConfig) -> Commit:
 
         raise ModelError(
             f"model={config.called}: cannot get {config.hub_id}: {cause_on_hub(config, error)} "
-            f"({constants.ENDPOINT}), and {constants.HF_HUB_CACHE} has no copy; set HF_HOME to a "
-            "cache that has it, give a folder (model=local model.path=DIR), or take a mini, such "
-            "as gelu-3l-mini"
+            f"({constants.ENDPOINT}), and {constants.HF_HUB_CACHE} has no copy; set HF_HOME to "
+            "a cache that has it, give a folder "
+            f"({named_setting('model', like='DIR')}), or take a mini, such as gelu-3l-mini"
         ) from error
     check_no_adapter(config, str(config.hub_id), commit.files)
     return commit
@@ -144,8 +145,8 @@ def _hub_commit(config: ModelConfig) -> Iterator[str]:
     if is_folder(repository):
         raise ModelError(
             f"model={config.called}: {repository} is also a folder here, which would be read "
-            "instead; call from elsewhere, or give the folder: model=local "
-            f"model.path={repository}"
+            "instead; call from elsewhere, or give the folder: "
+            f"{named_setting('model', f'./{repository}')}"
         )
     with contextlib.ExitStack() as contexts:
         if commit.trouble:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.models.bounds import check_adapter
-from thinkalike.models.checkpoints import GIVE_BASE
+from thinkalike.models.checkpoints import give_base
 from thinkalike.models.copies import copied, has_added_code
 from thinkalike.models.module_facts import (
     TOLERANCE,
@@ -101,7 +101,7 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
         ) as error:
             raise ModelError(
                 f"{folder.name}: the adapter cannot be put on its base ({one_line(error)}); check "
-                f"its adapter_config.json, or {GIVE_BASE}"
+                f"its adapter_config.json, or {give_base()}"
             ) from error
         settings = peft_model.active_peft_config
         _check_mergeable(settings, folder.name)
@@ -122,7 +122,7 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
         if differing:
             raise ModelError(
                 f"{folder.name}: the adapter and its base do not have the same weights "
-                f"({listed(sorted(differing))}); {GIVE_BASE}"
+                f"({listed(sorted(differing))}); {give_base()}"
             )
     return Adapted(peft_model, rows, outputs)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from thinkalike.advice import named_setting
 from thinkalike.config import ModelConfig
 from thinkalike.config.parts import AFTER
 from thinkalike.errors import ConfigError, ModelError
@@ -38,8 +39,8 @@ def check_settings(config: ModelConfig, family: Family) -> None:
         value = getattr(config, name)
         if value is not None and name not in settings_read:
             raise ConfigError(
-                f"model.{name}={value} has no effect for {config.called}, a {family.name}; leave "
-                "it out"
+                f"{named_setting(f'model.{name}', value)} has no effect for {config.called}, a "
+                f"{family.name}; leave it out"
             )
     # Settings that installed packages add, such as those of classifiers, are checked there.
     config.check_family(family.name, family.predicts)

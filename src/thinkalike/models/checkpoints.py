@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from thinkalike.advice import named_setting
 from thinkalike.config import ModelConfig, model_named
 from thinkalike.config.parts import HOW_IT_RUNS
 from thinkalike.digests import LARGEST_JSON, read_json, regular
@@ -47,9 +48,8 @@ READ_SUFFIXES = {*TOKENIZER_SUFFIXES, ".safetensors", ".bin", ".pt", ".pth"}
 # are beside it.
 LIGHTNING = ".ckpt"
 
-# The remedies of errors: for an index of weights, and for the model that an adapter changes.
+# The remedy for an index of weights.
 GIVE_ONE_REVISION = "take the index and all of its files from one revision"
-GIVE_BASE = "give model.base=FOLDER, ORG/NAME or an everyday name"
 
 JsonObject = dict[str, object]
 
@@ -110,8 +110,8 @@ def folder_of(config: ModelConfig) -> Path | None:
     if config.revision and is_there(folder.parent) and not is_there(folder):
         revisions = listed([path.name for path in revisions_in(folder.parent)]) or "none"
         raise ConfigError(
-            f"model.revision={config.revision} is not in {folder.parent}, whose revisions are: "
-            f"{revisions}"
+            f"{named_setting('model.revision', config.revision)} is not in {folder.parent}, "
+            f"whose revisions are: {revisions}"
         )
     gguf_file = gguf_in(folder) if is_there(folder) else None
     if gguf_file is not None:
@@ -198,20 +198,21 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
         if config.base:
             folder_of(config)  # raises the error of its folder if there is one
             raise ConfigError(
-                f"model.base={config.base}: {config.called} is no adapter; leave it out"
+                f"{named_setting('model.base', config.base)}: {config.called} is no adapter; "
+                "leave it out"
             )
         return None
 
     settings = checkpoint_json(folder / ADAPTER)
     base_name = config.base or settings.get("base_model_name_or_path")
     if not base_name or not isinstance(base_name, str):
-        raise ModelError(f"{folder / ADAPTER} names no base_model_name_or_path; {GIVE_BASE}")
+        raise ModelError(f"{folder / ADAPTER} names no base_model_name_or_path; {give_base()}")
     base = _model_or_none(base_name)
     if base is None or (base.path and not is_there(base.path)):
-        raise ModelError(f"model={config.called}: its base {base_name} is not here; {GIVE_BASE}")
+        raise ModelError(f"model={config.called}: its base {base_name} is not here; {give_base()}")
     if base.path and is_adapter(Path(base.path)):
         raise ModelError(
-            f"model={config.called}: its base {base_name} is an adapter itself; {GIVE_BASE}"
+            f"model={config.called}: its base {base_name} is an adapter itself; {give_base()}"
         )
     # If the base is on the hub, adapter_config.json may also state a revision of it.
     stated_revision = settings.get("revision")
@@ -386,9 +387,10 @@ def check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) ->
     """
     if ADAPTER in files:
         raise ModelError(
-            f"model={config.called}: {place} has an {ADAPTER} beside a model or on the hub; give "
-            "a folder of the adapter alone, with model.base=MODEL, or remove its files to read "
-            "the base model"
+            f"model={config.called}: {place} has an {ADAPTER} beside a model or on the hub; "
+            "give a folder of the adapter alone, with "
+            f"{named_setting('model.base', like='MODEL')}, or remove its files to read the base "
+            "model"
         )
 
 
@@ -402,8 +404,8 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
     for name, (asked_for, trained_with) in settings.items():
         if asked_for != trained_with:
             raise ConfigError(
-                f"model.{name}={asked_for}: {config.called} is trained already, and has "
-                f"{trained_with}; leave it out"
+                f"{named_setting(f'model.{name}', asked_for)}: {config.called} is trained "
+                f"already, and has {trained_with}; leave it out"
             )
 
 
@@ -445,3 +447,8 @@ def checkpoint_json(path: Path, largest: int = LARGEST_JSON) -> JsonObject:
         raise ModelError(
             f"{path} is no JSON object ({error}); replace it by the checkpoint's own"
         ) from None
+
+
+def give_base() -> str:
+    """Return the remedy of errors about the model that an adapter changes."""
+    return f"give {named_setting('model.base', like='FOLDER')}, ORG/NAME or an everyday name"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal, NamedTuple, cast
 
+from thinkalike.advice import named_setting
 from thinkalike.config import ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.errors import ConfigError, ModelError, nearest, one_of
@@ -441,7 +442,8 @@ def pick_device(name: str, key: str = "model.device") -> str:
         devices.append("mps")
     if name not in devices:
         raise ConfigError(
-            f"{key}={name} is not on this machine; it has: auto, {', '.join(devices)}"
+            f"{named_setting(key, name)} is not on this machine; it has: auto, "
+            f"{', '.join(devices)}"
         )
     return name
 

@@ -23,6 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from thinkalike.advice import named_setting
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.models.cut_model import StateSites
@@ -223,8 +224,8 @@ class FrozenModel:
         longest = longest_row(self.module)
         if row_length and longest and row_length > longest:
             raise ModelError(
-                f"data.context={row_length}: {self.name} reads at most {longest} tokens; choose "
-                "fewer"
+                f"{named_setting('data.context', row_length)}: {self.name} reads at most "
+                f"{longest} tokens; choose fewer"
             )
 
     @property
@@ -344,7 +345,9 @@ class FrozenModel:
                 raise ModelError(f"{self.name} predicts the class of a whole text and no tokens")
             return self.output(residual, mask)
         if self.predicts != "next":
-            remedy = "choose a language model, or compare states: measure=cka"
+            remedy = (
+                f"choose a language model, or compare states: {named_setting('measure', 'cka')}"
+            )
             raise ModelError(f"{self.name} predicts no next token, so it has no tail; {remedy}")
         one_token_per_row = residual.reshape(-1, 1, residual.shape[-1])
         logits = self.output(one_token_per_row)
@@ -626,7 +629,9 @@ class FrozenModel:
         """
         if isinstance(layer, Place):
             if self.sites is None:
-                raise ModelError(f"{self.name} has no place {layer}: set model.site")
+                raise ModelError(
+                    f"{self.name} has no place {layer}: set {named_setting('model.site')}"
+                )
             key = layer
             return self.sites.captured(layer, key, batch_shape, states)
         if layer == EMBED:

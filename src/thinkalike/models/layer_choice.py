@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import cast
 
+from thinkalike.advice import named_setting
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.families import outline
@@ -34,7 +35,8 @@ def check_stitchable(
         if outline(config).predicts not in (None, "next"):
             raise ModelError(
                 f"{config.called} predicts no next token, and {asked} stitches models that do; "
-                "choose one of them, or compare representations: python analyze.py measure=cka"
+                "choose one of them, or compare representations by "
+                f"{named_setting('measure', 'cka')}"
             )
     check_layer_pairs(source, target, layers)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
+from thinkalike.advice import named_setting
 from thinkalike.config import ModelConfig
 from thinkalike.config.parts import model_settings
 from thinkalike.config.schema import declared_of
@@ -218,7 +219,10 @@ def _check_applicable(settings: Mapping[str, object]) -> None:
         if declared_of(setting).in_memory:
             applicable_names.add(setting.name)
     for name in settings.keys() - applicable_names:
-        raise ConfigError(f"model.{name} does not apply to a model passed in memory; leave it out")
+        raise ConfigError(
+            f"{named_setting(f'model.{name}')} does not apply to a model passed in memory; "
+            "leave it out"
+        )
 
 
 def _config_of(live: _Live, settings: Mapping[str, object]) -> ModelConfig:

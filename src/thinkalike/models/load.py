@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 
+from thinkalike.advice import named_setting
 from thinkalike.config import ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.errors import ModelError, one_of
@@ -184,7 +185,7 @@ def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
         if quantization and config.quantization:
             raise ModelError(
                 f"{config.called} is quantised already ({quantization}); remove "
-                f"model.quantization={config.quantization}"
+                f"{named_setting('model.quantization', config.quantization)}"
             )
         checkpoint = _read(source, family, place, device, dtype, adapter)
         # For a GGUF file, the reader has filled this in from the types of the tensors.

@@ -7,15 +7,11 @@ import os
 import sys
 from collections.abc import Iterator
 
+from thinkalike.advice import named_setting
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError, ResourceError, ThinkalikeError, one_line, panicked
 from thinkalike.hub import cause_of
 from thinkalike.models.checkpoints import named_folder
-
-# The remedy where memory is exhausted.
-TAKE_LESS = (
-    "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
-)
 
 
 @contextlib.contextmanager
@@ -48,7 +44,11 @@ def explaining_loading_errors(config: ModelConfig) -> Iterator[None]:
             attempt = f"cannot load {config.called}, a model in memory"
         memory_error = out_of_memory_error(error)
         if memory_error:
-            raise ResourceError(f"{attempt}: {_with_class(memory_error)}; {TAKE_LESS}") from error
+            raise ResourceError(
+                f"{attempt}: {_with_class(memory_error)}; take a smaller model, "
+                f"{named_setting('model.dtype', 'bfloat16')}, or a device with more memory "
+                f"({named_setting('model.device')})"
+            ) from error
         cause = _with_class(error) if folder else cause_on_hub(config, error)
         raise ModelError(f"{attempt}: {cause}") from error
 

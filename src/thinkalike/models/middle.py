@@ -8,6 +8,7 @@ from collections.abc import MutableMapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from thinkalike.advice import named_setting
 from thinkalike.config.parts import MIDDLE
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, Layer, Place
@@ -40,7 +41,8 @@ class MiddleModel(FrozenModel):
         self.sites = self.middle_sites
         if not self.middle_sites.layers("attn_out"):
             raise ModelError(
-                f"model.site={MIDDLE} cannot be cut: not every block of {model.name} has attention"
+                f"{named_setting('model.site', MIDDLE)} cannot be cut: not every block of "
+                f"{model.name} has attention"
             )
         if not is_proved:
             prove(self)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from thinkalike.advice import named_setting
 from thinkalike.errors import ModelError
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.module_facts import tensors_of
@@ -264,12 +265,13 @@ def check_same_structure(base: FrozenModel, changed: FrozenModel) -> None:
         if base_size != changed_size:
             raise ModelError(
                 f"{base.name} has {name}={base_size} and {changed.name} {changed_size}, so "
-                "neither is a changed copy of the other; measure=cka compares any two models"
+                f"neither is a changed copy of the other; {named_setting('measure', 'cka')} "
+                "compares any two models"
             )
     if parts_of(base) != parts_of(changed):
         raise ModelError(
-            f"{base.name} and {changed.name} have different modules; measure=cka compares any two "
-            "models"
+            f"{base.name} and {changed.name} have different modules; "
+            f"{named_setting('measure', 'cka')} compares any two models"
         )
 
 

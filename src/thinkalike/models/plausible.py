@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from thinkalike.advice import named_setting
 from thinkalike.errors import ModelError, listed, short
 from thinkalike.models.module_facts import UNREAD, config_of_text_model, tensors_of
 
@@ -33,9 +34,6 @@ LIMIT_NAMES = re.compile(r"softcap|clip|clamp|alibi|sliding_window|rotary")
 
 # Where the code of a model reads a setting.
 READS_SETTING = re.compile(r"config\.(\w+)|getattr\(\w*\.?config, \"(\w+)\"")
-
-# How an error says that a model can be loaded nonetheless.
-ACCEPT_AS_IT_IS = "model.implausible=true takes it as it is"
 
 # A sentence that every model of English knows something of.
 PLAIN_SENTENCE = (
@@ -76,13 +74,13 @@ def check_plausible(model: CutModel) -> None:
             if weight.any():
                 raise ModelError(
                     f"{model.name}: {path} holds whole numbers alone, as rounded weights without "
-                    f"their scale do; {ACCEPT_AS_IT_IS}"
+                    f"their scale do; {_accept_as_it_is()}"
                 )
             all_zero.append(path)
             continue
         if _is_constant(weight):
             value = weight.flatten()[0].item()
-            raise ModelError(f"{model.name}: {path} holds {value:.3g} alone; {ACCEPT_AS_IT_IS}")
+            raise ModelError(f"{model.name}: {path} holds {value:.3g} alone; {_accept_as_it_is()}")
         zero_lines = _zero_lines_in_words(model, path, weight)
         if zero_lines:
             with_zeros.append(f"{zero_lines} of {path}")
@@ -199,7 +197,7 @@ def _check_architecture(model: CutModel) -> None:
             raise ModelError(
                 f"{model.name}: config.json says architectures={class_name} and "
                 f"model_type={config.model_type}, which differ; give the checkpoint's own; "
-                f"{ACCEPT_AS_IT_IS}"
+                f"{_accept_as_it_is()}"
             )
     for name, value in _unread_settings(full_module, text).items():
         class_name = type(full_module).__name__
@@ -211,7 +209,7 @@ def _check_architecture(model: CutModel) -> None:
         if is_factor or is_limit:
             raise ModelError(
                 f"{model.name}: {sentence}; give the checkpoint's own config.json; "
-                f"{ACCEPT_AS_IT_IS}"
+                f"{_accept_as_it_is()}"
             )
         readers = listed(sorted(architectures_that_read()[name]))
         log.warning(
@@ -354,7 +352,7 @@ def check_rope(config_json: Mapping[str, object], called: str) -> None:
                 raise ModelError(
                     f"{called}: config.json says {name}={section[name]} and "
                     f"rope_parameters.{name}={value}, which differ; leave the wrong one out; "
-                    f"{ACCEPT_AS_IT_IS}"
+                    f"{_accept_as_it_is()}"
                 )
         scaling = cast(Mapping[str, object], section.get("rope_scaling") or {})
         settings_of_scaling = {}
@@ -367,7 +365,7 @@ def check_rope(config_json: Mapping[str, object], called: str) -> None:
             raise ModelError(
                 f"{called}: config.json says rope_scaling={short(str(scaling))} and "
                 f"rope_parameters={short(str(dict(settings)))}, which differ; leave the wrong one "
-                f"out; {ACCEPT_AS_IT_IS}"
+                f"out; {_accept_as_it_is()}"
             )
 
 
@@ -398,7 +396,7 @@ def _check_loss(model: CutModel) -> None:
         raise ModelError(
             f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a "
             f"guess has {loss_of_guess:.3g}; flipped bits or weights of another model do that, "
-            f"and so does training on other text; {ACCEPT_AS_IT_IS}"
+            f"and so does training on other text; {_accept_as_it_is()}"
         )
     # A checkpoint of a masked language model may lack the head, which is then random.
     has_trained_head = model.predicts == "next"
@@ -410,3 +408,8 @@ def _check_loss(model: CutModel) -> None:
             loss,
             loss_of_guess,
         )
+
+
+def _accept_as_it_is() -> str:
+    """Return how a model can be loaded nonetheless, for errors."""
+    return f"{named_setting('model.implausible', True)} takes it as it is"

@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from thinkalike.advice import named_setting
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError, listed
 from thinkalike.hub import resolved
@@ -112,7 +113,7 @@ def read_transformers(
         if quantization:
             raise ModelError(
                 f"{config.called} is quantised already; leave out "
-                f"model.quantization={quantization}"
+                f"{named_setting('model.quantization', quantization)}"
             )
         gguf_settings, quantization = gguf_config(Path(place))
         options["config"] = gguf_settings
@@ -605,14 +606,16 @@ def part_with_states(module: PreTrainedModel, config: ModelConfig, family: Famil
     has_decoder = body.get_decoder() is not body
     if config.side == "decoder" and not has_decoder:
         raise ModelError(
-            f"{config.called} is an encoder without a decoder: remove model.side=decoder"
+            f"{config.called} is an encoder without a decoder: remove "
+            f"{named_setting('model.side', 'decoder')}"
         )
     if config.side == "encoder" or not has_decoder:
         return cast(nn.Module, module.get_encoder())
     if config.side == "decoder":
         return DecoderSide(module)
     raise ModelError(
-        f"{config.called} is an encoder-decoder: choose model.side=encoder or model.side=decoder"
+        f"{config.called} is an encoder-decoder: choose "
+        f"{named_setting('model.side', 'encoder')} or {named_setting('model.side', 'decoder')}"
     )
 
 

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.errors import ModelError
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.stream_basis import SMALLEST_NONZERO, stream_basis
@@ -61,7 +62,8 @@ def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
     """
     if not can_be_rounded(model):
         raise ModelError(
-            f"{model.name} cannot be rounded; leave model.quantization and model.device_map out"
+            f"{model.name} cannot be rounded; leave {named_setting('model.quantization')} and "
+            f"{named_setting('model.device_map')} out"
         )
     basis = stream_basis(model)
     # The number of steps from 0 to the largest value, so that there are 2^bits - 1 values in all.

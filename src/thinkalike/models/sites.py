@@ -12,6 +12,7 @@ from typing import TypeVar, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from thinkalike.advice import named_setting
 from thinkalike.config.parts import Site
 from thinkalike.errors import ModelError, listed
 from thinkalike.models.families import Place
@@ -66,7 +67,7 @@ class Sites:
         for site in chosen:
             if not self.layers(site):
                 raise ModelError(
-                    f"model.site={site} is no site of {model.name}, which has "
+                    f"{named_setting('model.site', site)} is no site of {model.name}, which has "
                     f"{self._available_sites()}"
                 )
 
@@ -78,7 +79,7 @@ class Sites:
             available = "no known number of heads"
             if stated_heads:
                 available = f"heads 0 to {stated_heads - 1}"
-            raise ModelError(f"model.head={head}: {model.name} has {available}")
+            raise ModelError(f"{named_setting('model.head', head)}: {model.name} has {available}")
         self.heads = list(range(self.n_heads)) if head == "all" else [int(head)]
 
     def layers(self, site: str) -> list[int]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thinkalike.advice import named_setting
 from thinkalike.config import ModelConfig
 from thinkalike.digests import PROBES, read_json
 from thinkalike.errors import ModelError
@@ -143,7 +144,8 @@ def _warn_of_bos(tokenizer: PreTrainedTokenizerBase, settings: Path, config: Mod
     is_stated = should_add_bos in (True, False)
     if config.bos is None and is_stated and should_add_bos != puts_bos(tokenizer):
         log.warning(
-            "%s: add_bos_token=%s has no effect on its tokenizer; model.bos decides",
+            f"%s: add_bos_token=%s has no effect on its tokenizer; {named_setting('model.bos')} "
+            "decides",
             config.called,
             should_add_bos,
         )

@@ -10,6 +10,7 @@ from thinkalike.screen.maps import show_map as show_map
 from thinkalike.screen.progress import PROGRESS as PROGRESS
 from thinkalike.screen.progress import aside as aside
 from thinkalike.screen.progress import clock as clock
+from thinkalike.screen.progress import expect as expect
 from thinkalike.screen.progress import say as say
 from thinkalike.screen.progress import sentence as sentence
 from thinkalike.screen.progress import watched as watched

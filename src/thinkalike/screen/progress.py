@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TextIO, cast
 
@@ -30,6 +31,31 @@ LONGEST_WAIT = 1e6  # seconds; Python refuses to wait much longer
 MAIN_PROCESS = "MainProcess"  # workers of a sweep have other names, and share the terminal
 SPINNER_WIDTH = 2  # columns before the sentence
 
+
+@dataclass(frozen=True)
+class ExpectedEnd:
+    """When a job as a whole is to end.
+
+    Attributes:
+        end: The time, as `time.monotonic` counts.
+        seconds: How long the job takes from the forecast on.
+        is_least: Whether the job takes at least this long, as only a part of it was timed.
+    """
+
+    end: float
+    seconds: float
+    is_least: bool
+
+    def in_words(self, now: float) -> str:
+        """Return what is left of the whole job, or that it takes longer than forecast."""
+        left = self.end - now
+        if left < 0:
+            return f"whole job: longer than the {clock(self.seconds)} of its forecast"
+        certainty = "at least" if self.is_least else "about"
+        return f"whole job: {certainty} {clock(left)} left"
+
+
+_forecast: ExpectedEnd | None = None
 _live: Live | None = None
 _watchers = 0  # how many `watched` are open that show what is being done
 
@@ -67,12 +93,26 @@ def watched() -> Iterator[None]:
 @contextlib.contextmanager
 def _counting_watchers() -> Iterator[None]:
     """Count one that shows what is being done, while this is open."""
-    global _watchers
+    global _watchers, _forecast
     _watchers += 1
     try:
         yield
     finally:
         _watchers -= 1
+        if not _watchers:
+            _forecast = None
+
+
+def expect(seconds: float, is_least: bool = False) -> None:
+    """Show from now on what is left of the whole job, where what is being done is shown.
+
+    Args:
+        seconds: How long the job takes from now on, by the clock.
+        is_least: Whether it takes at least this long.
+    """
+    global _forecast
+    if _watchers:
+        _forecast = ExpectedEnd(time.monotonic() + seconds, seconds, is_least)
 
 
 def say(line: str) -> None:
@@ -158,13 +198,17 @@ def _in_lines(stream: TextStream, seconds: float) -> Iterator[None]:
 def sentence(activities: Sequence[Activity], began: float) -> str:
     """Return what is being done in one line, with the speed of the innermost activity.
 
-    For example "0:03:20 job 3 of 12: batch 4 of 33, 2.1 per second, 0:00:14 left".
+    For example "0:03:20 job 3 of 12: batch 4 of 33, 2.1 per second, 0:00:14 left". What is left
+    of the whole job follows, if there is a forecast: "; whole job: about 0:11:00 left".
     """
     now = time.monotonic()
     descriptions = [_counted(activity) for activity in activities]
     if activities:
         descriptions[-1] = ", ".join([descriptions[-1], *_details(activities[-1], now)])
-    return f"{clock(now - began)} {': '.join(descriptions)}"
+    line = f"{clock(now - began)} {': '.join(descriptions)}"
+    if _forecast is None:
+        return line
+    return f"{line}; {_forecast.in_words(now)}"
 
 
 def _details(activity: Activity, now: float) -> list[str]:

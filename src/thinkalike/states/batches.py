@@ -20,9 +20,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.config import DataConfig
 from thinkalike.data.alignment import check_same_tokens
-from thinkalike.data.corpus import read_corpus, warn_of_few_documents
+from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import Corpus
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
@@ -65,8 +66,6 @@ POOL_BATCHES = 4
 
 MOST_POOL_BATCHES = 64
 """The most batches of a pool."""
-
-KEEPS_MASSIVE = "; measure.massive=keep includes them"
 
 ReadText = TypeVar("ReadText")
 """What `ModelRuns.text` caches."""
@@ -241,8 +240,13 @@ class ModelRuns:
         return cache[key]
 
 
+def how_to_keep_massive() -> str:
+    """Return the end of a message that says how to include rows with massive activations."""
+    return f"; {named_setting('measure.massive', 'keep')} includes them"
+
+
 def say_massive(
-    outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, remedy: str = KEEPS_MASSIVE
+    outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, remedy: str | None = None
 ) -> None:
     """Log a warning of how many tokens, words or stimuli with massive activations are left out.
 
@@ -252,8 +256,10 @@ def say_massive(
         outliers: Which of all n tokens, words or stimuli are left out.
         names: What the message calls each one that is left out.
         units: "tokens", "words" or "stimuli".
-        remedy: The end of the message, which says how to include them.
+        remedy: The end of the message, which says how to include them; None: by a setting.
     """
+    if remedy is None:
+        remedy = how_to_keep_massive()
     frequent = [f"{name} {times} times" for name, times in Counter(names).most_common(3)]
     share = percentage(len(names), len(outliers))
     log.warning(
@@ -743,7 +749,6 @@ class TokenBatches(TextBatches[ModelLayer]):
         documents = drawn.documents[:, None].expand_as(self.rows)
         self.groups = torch.zeros_like(self.rows)
         self.groups[self.is_token] = numbered_by_part(documents[self.is_token])
-        warn_of_few_documents(data, len(drawn.documents.unique()))
         self.facts = {"name": data.name, "states": folder.fingerprint(), "rows": len(self.rows)}
 
     def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
@@ -814,9 +819,10 @@ class WordBatches(TextBatches[ModelLayer]):
         if self.text.count == 0:
             remedy = "give more text"
             if data.evaluation_share:
-                remedy += f", or raise data.evaluation_share={data.evaluation_share}"
+                remedy += (
+                    f", or raise {named_setting('data.evaluation_share', data.evaluation_share)}"
+                )
             raise DataError(f"the evaluation text has no words; {remedy}")
-        warn_of_few_documents(data, len(set(self.text.documents)))
         self.units = len(self.text.texts)
         self.units_per_pass = max(words_per_batch // WORDS_PER_PIECE, 1)
         self.batches = min(self.measure.batches, max(self.text.count // words_per_batch, 1))
@@ -925,10 +931,10 @@ def array_batches(
             need = f"{needed_by} needs at least {fewest}"
             remedies.append(f"choose a smaller {setting}")
         if rows_per_batch < n:
-            remedies.append("raise measure.tokens_per_batch")
+            remedies.append(f"raise {named_setting('measure.tokens_per_batch')}")
         raise DataError(
-            f"of {n} stimuli, measure.tokens_per_batch={rows_per_batch} compares {smallest_batch} "
-            f"at once, and {need}; {', or '.join(remedies)}"
+            f"of {n} stimuli, {named_setting('measure.tokens_per_batch', rows_per_batch)} "
+            f"compares {smallest_batch} at once, and {need}; {', or '.join(remedies)}"
         )
     order = torch.randperm(n, generator=seeded(0))
     rows_of_batches = [rows.sort().values for rows in order.tensor_split(batch_count)]

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from thinkalike.advice import named_setting
 from thinkalike.data.grammar import lexicon, noun, with_s
 from thinkalike.data.stimuli import select_names
 from thinkalike.data.tables import read_frame
@@ -259,8 +260,10 @@ def grammar_contrasts(
     endings = list(_verb_endings(words["intransitive"] + words["transitive"], tokenizer))
     if not endings:
         raise DataError(
-            f"measure.contrast={kind}: this tokenizer needs more than one token for the ending of "
-            "every verb; give pairs of your own: measure.contrast=table measure.path=FILE"
+            f"{named_setting('measure.contrast', kind)}: this tokenizer needs more than one "
+            "token for the ending of every verb; give pairs of your own: "
+            f"{named_setting('measure.contrast', 'table')} "
+            f"{named_setting('measure.path', like='FILE')}"
         )
     nouns = words["female"] + words["male"] + words["neither"]
     combinations = list(product(words["either"], nouns, endings))

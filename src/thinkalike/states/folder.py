@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.config import DataConfig, ModelConfig
 from thinkalike.config.parts import CONTEXT
 from thinkalike.data.documents import rows_folder
@@ -301,7 +302,8 @@ class StateFolder:
             if site not in known_sites:
                 hooks = listed(list(self.index.hooks))
                 raise ConfigError(
-                    f"model.site={site} is no site of {self.name}, which has {hooks}"
+                    f"{named_setting('model.site', site)} is no site of {self.name}, which has "
+                    f"{hooks}"
                 )
         sites.sort(key=_depth_of)
         self.check_layers(sites)
@@ -646,8 +648,8 @@ def _check_folder_settings(config: ModelConfig) -> None:
         value = getattr(config, setting.name)
         if value not in (defaults[setting.name], setting.default):
             raise ConfigError(
-                f"model.{setting.name}={value} has no effect on {config.path}, a folder of "
-                "states; leave it out"
+                f"{named_setting(f'model.{setting.name}', value)} has no effect on "
+                f"{config.path}, a folder of states; leave it out"
             )
 
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from thinkalike.advice import named_setting, text_label
 from thinkalike.config import DataConfig
 from thinkalike.data.documents import beginning, group_of
 from thinkalike.data.splits import DocumentSplit
@@ -172,7 +173,7 @@ def _fitting_pieces(
         raise DataError(
             f"the word {piece_text[:40]!r} is longer than the context of "
             f"{model_that_cannot_read.name}: leave it out, or choose a text that both models are "
-            "made for, data=NAME"
+            f"made for, {named_setting('data', like='NAME')}"
         )
     middle = len(spans) // 2
     yield from _fitting_pieces(text, spans[:middle], models)
@@ -312,9 +313,9 @@ def _report_words(pieces: Pieces, data: DataConfig, models: Sequence[TextReader]
     if characters:
         share = percentage(len(characters), total)
         log.warning(
-            f"warning: data {data.name}: {len(characters)} of {total} words ({share}) are single "
-            f"characters, such as {characters[0]!r}, as their script puts no white space between "
-            "words"
+            f"warning: {text_label(data.name)}: {len(characters)} of {total} words ({share}) "
+            f"are single characters, such as {characters[0]!r}, as their script puts no white "
+            "space between words"
         )
     if not pieces.left_out:
         return
@@ -322,13 +323,14 @@ def _report_words(pieces: Pieces, data: DataConfig, models: Sequence[TextReader]
     cause = f"a token of {names} goes on beyond them, such as {pieces.left_out[0]!r}"
     if not words:
         raise DataError(
-            f"data {data.name}: all {total} words are left out, as {cause}; choose other models "
-            "or text"
+            f"{text_label(data.name)}: all {total} words are left out, as {cause}; choose other "
+            "models or text"
         )
     missing = len(pieces.left_out)
     share = percentage(missing, total)
     log.warning(
-        f"warning: data {data.name}: {missing} of {total} words ({share}) are left out, as {cause}"
+        f"warning: {text_label(data.name)}: {missing} of {total} words ({share}) are left out, "
+        f"as {cause}"
     )
 
 

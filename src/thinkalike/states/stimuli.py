@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.config.recorded import RecordedArrays
@@ -30,7 +31,7 @@ from thinkalike.models.families import pick_device
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import names_of
 from thinkalike.processes import counted
-from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
+from thinkalike.states.batches import how_to_keep_massive, say_massive
 from thinkalike.states.folder import load_source
 from thinkalike.states.pieces import Pieces
 from thinkalike.states.source import StateSource
@@ -418,7 +419,9 @@ def without_massive(
         DataError: No stimulus is left, or too few have a state of their own.
     """
     measure = config.measure
-    assert isinstance(measure, StimulusChoice), f"measure={measure.kind} reads no stimuli"
+    assert isinstance(measure, StimulusChoice), (
+        f"{named_setting('measure', measure.kind)} reads no stimuli"
+    )
     words_before = []
     for number, (start, _) in zip(stimuli.sentence, stimuli.span, strict=True):
         words_before.append(len(word_spans(stimuli.texts[number][:start])))
@@ -427,7 +430,7 @@ def without_massive(
     if not is_far_enough.any():
         raise DataError(
             f"{stimuli.source}: no text has a stimulus after its first {measure.skip_first} "
-            "words, which measure.skip_first leaves out"
+            f"words, which {named_setting('measure.skip_first')} leaves out"
         )
     is_compared = is_far_enough & with_own_states(stimuli, sides)
     compared = Compared(stimuli, list(sides)).of(is_compared)
@@ -446,9 +449,9 @@ def without_massive(
     lacks_bos = any(isinstance(side, ModelConfig) and not side.bos for side in sides_of(config))
     # If most of them are first words, a token before each text may take their place.
     are_mostly_first = 2 * int(is_first_word[outliers].sum()) > int(outliers.sum())
-    remedy = KEEPS_MASSIVE
+    remedy = how_to_keep_massive()
     if lacks_bos and are_mostly_first:
-        remedy += ", and model.bos=true puts a token before each text"
+        remedy += f", and {named_setting('model.bos', True)} puts a token before each text"
     rows = outliers.nonzero()[:, 0].tolist()
     say_massive(outliers, [repr(compared.stimuli.words[row]) for row in rows], "stimuli", remedy)
     return compared.of(~outliers), compared

@@ -11,6 +11,7 @@ from typing import TypeGuard
 import numpy as np
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.arguments import Seed, checked_numbers
 from thinkalike.errors import PluginError, StitchError, short
 from thinkalike.measures.closed_forms import AffineMap
@@ -156,11 +157,12 @@ def _stated_facts(result: Result, seed: Seed, is_back: bool) -> tuple[_StatedFac
     if not any(name.startswith(f"{prefix}0.") for name in names):
         if is_back:
             raise StitchError(
-                f"{result.place} holds no stitches back: fit them with stitch.both=true"
+                f"{result.place} holds no stitches back: fit them with "
+                f"{named_setting('stitch.both', True)}"
             )
         remedy = "; seeds are numbered from 0"
         if seed < MOST_SEEDS:
-            remedy = f": fit them with stitch.seeds={seed + 1}"
+            remedy = f": fit them with {named_setting('stitch.seeds', seed + 1)}"
         raise StitchError(f"{result.place} holds no stitches of seed {seed}{remedy}")
     return stated, prefix
 
@@ -296,7 +298,10 @@ class Stitches(Mapping[LayerPair, StitchMap]):
 
         may_be_no_affine_map = stated.norm != "none" or is_plugin(stated.kind)
         if may_be_no_affine_map:
-            settings = f"stitch={stated.kind}, stitch.norm={stated.norm}"
+            settings = (
+                f"{named_setting('stitch', stated.kind)}, "
+                f"{named_setting('stitch.norm', stated.norm)}"
+            )
             remedy = ": thinkalike.stitches.results.stitch_modules(result) gives the modules"
             if stated.widths is None:
                 remedy = f", and its {NAME} does not say their widths: fit them again"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from thinkalike.errors import StoreError, TrainingError, in_home, short
 from thinkalike.processes import locked
 from thinkalike.store.manifest import RECORD, is_sealed, seal, sync_to_disk
-from thinkalike.store.result import HOW_TO_REDO, Result, undamaged, write_content
+from thinkalike.store.result import Result, how_to_redo, undamaged, write_content
 from thinkalike.store.tensor_file import TensorFile
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class StoredJob:
         if result.kind != self.kind or result.key != self.key:  # its folder was copied
             raise StoreError(
                 f"{self.folder} holds the result {result.key} of {result.kind}; "
-                f"delete {self.folder} {HOW_TO_REDO}"
+                f"delete {self.folder} {how_to_redo()}"
             )
         if self.partial.exists():
             # The process that gets the lock tidies up; another running process keeps its files.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import yaml
 
+from thinkalike.advice import named_setting
 from thinkalike.catalogue import FORMER_COLUMNS, instrument_of_kind
 from thinkalike.columns import MOST_COLUMNS, Columns
 from thinkalike.digests import digest_of
@@ -70,8 +71,10 @@ DETAILS = "details.csv"
 # The endings of the files that hold what was computed.
 NUMBER_ENDINGS = {".csv", ".npz", ".safetensors"}
 
-# The second half of the remedy for a damaged result.
-HOW_TO_REDO = "or do the job again with force=true"
+
+def how_to_redo() -> str:
+    """Return the second half of the remedy for a damaged result."""
+    return f"or do the job again with {named_setting('force', True)}"
 
 
 @runtime_checkable
@@ -532,7 +535,7 @@ def undamaged(result: Result) -> Result:
         return result
     if _inode(result.folder) != inode_before:  # another process replaced the result meanwhile
         return undamaged(Result(result.folder))
-    raise StoreError(f"{problem}; delete {result.folder} {HOW_TO_REDO}")
+    raise StoreError(f"{problem}; delete {result.folder} {how_to_redo()}")
 
 
 def _inode(folder: Path) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from thinkalike.advice import named_setting
 from thinkalike.config import RecipeJob, SettingValues, TrainConfig, setting
 from thinkalike.config.parts import TOKENS_AT_ONCE
 from thinkalike.config.schema import STEPS, Checked
@@ -139,13 +140,14 @@ class StitchConfig(Checked, part="stitch"):
         """
         if self.kind in CLOSED and self.norm != "none":
             raise ConfigError(
-                f"stitch.norm={self.norm} does not go with stitch={self.kind}, "
-                "which has no LayerNorm"
+                f"{named_setting('stitch.norm', self.norm)} does not go with "
+                f"{named_setting('stitch', self.kind)}, which has no LayerNorm"
             )
         self._decide_init()
         if self.whiten and not self._may_whiten:
             raise ConfigError(
-                "stitch.whiten=true is for sgd and stitch=linear and affine without a LayerNorm"
+                f"{named_setting('stitch.whiten', True)} is for sgd and "
+                f"{named_setting('stitch', 'linear')} and affine without a LayerNorm"
             )
         self._decide_floor()
         self._decide_steps()
@@ -166,7 +168,8 @@ class StitchConfig(Checked, part="stitch"):
                 self.init = CLOSED_FORM_OF_KIND.get(self.kind, "least_squares")
         elif self.init != "identity" and not has_closed_form:
             raise ConfigError(
-                f"stitch.init={self.init} does not go with stitch={self.kind} and norm={self.norm}"
+                f"{named_setting('stitch.init', self.init)} does not go with "
+                f"{named_setting('stitch', self.kind)} and norm={self.norm}"
             )
 
     def _decide_floor(self) -> None:
@@ -183,8 +186,9 @@ class StitchConfig(Checked, part="stitch"):
         )
         if self.floor and identity_is_best:
             raise ConfigError(
-                "stitch.floor=true needs stitch.loss=cross_entropy: "
-                f"by {self.loss} the identity is best"
+                f"{named_setting('stitch.floor', True)} needs "
+                f"{named_setting('stitch.loss', 'cross_entropy')}: by {self.loss} the identity "
+                "is best"
             )
         if self.floor is None:
             self.floor = not identity_is_best
@@ -203,11 +207,13 @@ class StitchConfig(Checked, part="stitch"):
             self.steps = 0
         elif self.steps < 1:
             raise ConfigError(
-                f"stitch.steps={self.steps} must be at least 1 for a {self.kind} stitch"
+                f"{named_setting('stitch.steps', self.steps)} must be at least 1 for a "
+                f"{self.kind} stitch"
             )
         elif self.warmup >= self.steps:
             raise ConfigError(
-                f"stitch.warmup={self.warmup} must be less than stitch.steps={self.steps}"
+                f"{named_setting('stitch.warmup', self.warmup)} must be less than "
+                f"{named_setting('stitch.steps', self.steps)}"
             )
 
     @property

@@ -12,6 +12,7 @@ from typing import ClassVar
 import pandas as pd
 import torch
 
+from thinkalike.advice import named_setting
 from thinkalike.config import (
     AnalyzeConfig,
     MeasureConfig,
@@ -142,7 +143,8 @@ def _check_layer(layer: int, target: FrozenModel) -> None:
     deepest = target.n_layers - 2
     if layer > deepest:
         raise ConfigError(
-            f"measure.layer={layer} has no block after it; choose one from 0 to {deepest}"
+            f"{named_setting('measure.layer', layer)} has no block after it; choose one from 0 "
+            f"to {deepest}"
         )
 
 

@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, setting
 from thinkalike.contrib.transfer.linear_probes import MOST_STEPS
 from thinkalike.contrib.transfer.maps import (
@@ -156,8 +157,8 @@ class CarriedProbes(
             has_several_sites = not isinstance(model.site, str) or model.head == "all"
             if has_several_sites or model.site in SITES_OUTSIDE_BLOCKS:
                 raise ConfigError(
-                    "probes are of one place in each block: give one model.site, and one "
-                    "model.head of z"
+                    "probes are of one place in each block: give one "
+                    f"{named_setting('model.site')}, and one {named_setting('model.head')} of z"
                 )
         _tasks(config, stimuli)  # called for its errors, before any model is loaded
         return {"stimuli": stimuli, **super().inputs(config)}
@@ -351,9 +352,10 @@ def _warn_of_unconverged(table: pd.DataFrame) -> None:
     features = dict.fromkeys(unconverged["feature"])  # each once, in order
     if features:
         log.warning(
-            "warning: probes of %s did not converge in %d steps; raise measure.alphas",
+            "warning: probes of %s did not converge in %d steps; raise %s",
             ", ".join(features),
             MOST_STEPS,
+            named_setting("measure.alphas"),
         )
 
 

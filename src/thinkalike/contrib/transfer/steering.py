@@ -17,6 +17,7 @@ from typing import ClassVar
 import pandas as pd
 import torch
 
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, setting
 from thinkalike.contrib.transfer.maps import (
     OfMaps,
@@ -106,8 +107,10 @@ class SteeringConfig(TransferConfig):
         has_file = bool(self.path)
         if needs_file != has_file:
             raise ConfigError(
-                f"measure.contrast={self.contrast} measure.path={self.path}: pairs of your own "
-                "need measure.contrast=table measure.path=FILE"
+                f"{named_setting('measure.contrast', self.contrast)} "
+                f"{named_setting('measure.path', self.path)}: pairs of your own need "
+                f"{named_setting('measure.contrast', 'table')} "
+                f"{named_setting('measure.path', like='FILE')}"
             )
 
 

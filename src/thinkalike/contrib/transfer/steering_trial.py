@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.contrib.transfer.maps import PairMap
 from thinkalike.contrib.transfer.steering_vectors import (
     held_out_differences,
@@ -178,7 +179,8 @@ class SteeringTrial:
             self.fold_of = stimulus_folds(len(self.groups), measure.folds, seed, groups_of_folds)
         except ValueError as error:
             raise DataError(
-                f"{contrasts.source}: {error}; give more pairs, or lower measure.folds"
+                f"{contrasts.source}: {error}; give more pairs, or lower "
+                f"{named_setting('measure.folds')}"
             ) from error
 
     def conditions(self, pair: LayerPair, maps: PairMap) -> Iterator[Condition]:

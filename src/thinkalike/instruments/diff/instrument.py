@@ -19,6 +19,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from thinkalike import figures
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, ModelConfig, SettingValues, model_named
 from thinkalike.data.alignment import check_same_tokens
 from thinkalike.errors import ConfigError
@@ -81,6 +82,9 @@ MOST_PARTS_EXCHANGED = 16
 
 FEWEST_TOKENS = 512
 """A budget leaves at least so many tokens."""
+
+FEWEST_TOKENS_PER_PART = 128
+"""A budget leaves at least so many tokens on which modules are exchanged."""
 
 TOKENS_OF_CONTRAST = 8
 """About how many tokens a text of a pair has."""
@@ -193,10 +197,19 @@ class DiffInstrument(
         """Yield settings that take ever less time: half of the tokens, a quarter, and so on.
 
         The effects of single modules are measured on the first `tokens_per_part` of these tokens,
-        so that this setting is never larger than `tokens`.
+        so that this setting is never larger than `tokens`. If one of the two settings was given,
+        the other alone is reduced.
         """
         measure = config.measure_as(DiffConfig)
-        for tokens in halvings(measure.tokens, least=FEWEST_TOKENS):
+        most_per_part = min(measure.tokens_per_part, measure.tokens)
+        if "measure.tokens" in chosen:
+            for tokens_per_part in halvings(most_per_part, least=FEWEST_TOKENS_PER_PART):
+                yield {"measure.tokens_per_part": tokens_per_part}
+            return
+        fewest = FEWEST_TOKENS
+        if "measure.tokens_per_part" in chosen:
+            fewest = max(fewest, most_per_part)
+        for tokens in halvings(measure.tokens, least=fewest):
             tokens_per_part = min(measure.tokens_per_part, tokens)
             yield {"measure.tokens": tokens, "measure.tokens_per_part": tokens_per_part}
 
@@ -298,7 +311,8 @@ def _other_model(name: str) -> ModelConfig:
     try:
         return model_named(name, {})  # with no further settings
     except ConfigError as error:
-        raise ConfigError(str(error).replace("model=", "measure.other=", 1)) from None
+        argument = named_setting("measure.other", like="")
+        raise ConfigError(str(error).replace("model=", argument, 1)) from None
 
 
 def _differences(config: AnalyzeConfig, base: FrozenModel, changed: FrozenModel) -> Differences:

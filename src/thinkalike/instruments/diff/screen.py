@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import pandas as pd
 
+from thinkalike.advice import named_setting
 from thinkalike.instruments.diff.null_runs import FORKS
 from thinkalike.instruments.diff.null_screen import sentence_of_null_comparison
 from thinkalike.instruments.diff.ranges import ranges_in_words
@@ -310,7 +311,8 @@ def effects_in_words(
       larger it becomes.
     - None of them changes the KL, as if models differ behind the last block alone. The sentence
       says so.
-    - Otherwise the sentence has their shares of the KL.
+    - Otherwise the sentence has both shares of the KL, of restoring and of transplanting, which
+      differ where modules act together.
 
     Args:
         what: "module", "output" or "head".
@@ -344,13 +346,18 @@ def effects_in_words(
         return f"{beginning} does not lower the KL but raises it: {', '.join(rises)} what it is."
     shares = []
     for name, (_, row) in zip(names, rows.iterrows(), strict=True):
-        shares.append(f"{name}: {_value_with_interval(row, 'mean_effect', '.0%')}")
+        restoring = number_text(row["restoring_effect"], ".0%")
+        transplanting = number_text(row["transplanting_effect"], ".0%")
+        mean = _value_with_interval(row, "mean_effect", ".0%")
+        shares.append(
+            f"{name}: restoring {restoring}, transplanting {transplanting} (mean {mean})"
+        )
     if is_repeated:
-        return f"The same share for one {what}{which}: {', '.join(shares)}."
+        return f"The same shares for one {what}{which}: {'; '.join(shares)}."
     return (
-        f"Share of the KL that disappears when one {what} of the base is put back, or appears "
-        f"when one of the changed model is put into the base (mean of both{which}): "
-        f"{', '.join(shares)}."
+        f"Share of the KL that disappears when one {what} of the base is put back (restoring), "
+        f"and that appears when one of the changed model is put into the base "
+        f"(transplanting){which}: {'; '.join(shares)}."
     )
 
 
@@ -614,7 +621,10 @@ def verdict_in_words(numbers: Numbers, margins: Mapping[str, float | None]) -> s
         margins: The margin of each number; None: it was not tested.
     """
     if "exit_status" not in numbers:  # only results of a job with a margin have it
-        verdict = "Not tested, as no margin is given, such as margin.kl=0.01."
+        verdict = (
+            "Not tested, as no margin is given, such as "
+            f"{named_setting('measure.margin.kl', 0.01)}."
+        )
     elif not numbers["tokens"]:  # no text is read for equal models
         verdict = "Equivalent: the models are equal."
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from thinkalike.advice import named_setting
 from thinkalike.config import MeasureConfig, setting
 from thinkalike.errors import ConfigError, one_of
 
@@ -64,13 +65,17 @@ class DiffConfig(MeasureConfig):
         """
         super().__post_init__()
         if (self.contrast == "table") != bool(self.path):
-            raise ConfigError("pairs of your own need measure.contrast=table measure.path=FILE")
+            raise ConfigError(
+                f"pairs of your own need {named_setting('measure.contrast', 'table')} "
+                f"{named_setting('measure.path', like='FILE')}"
+            )
         for name in self.margin:
             one_of("measure.margin", name, MARGINS)
         if self.margin.get("word") is not None and self.contrast is None:
             raise ConfigError(
-                "measure.margin.word= limits how much the contrast of a word may change, and no "
-                "contrast is chosen: add measure.contrast=number, question or table"
+                f"{named_setting('measure.margin.word', like='...')} limits how much the contrast "
+                "of a word may change, and no contrast is chosen: add "
+                f"{named_setting('measure.contrast', 'number')}, question or table"
             )
 
     def settings_read(self) -> frozenset[str]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from thinkalike.advice import named_setting
 from thinkalike.instruments.diff.ranges import blocks_in_words
 from thinkalike.screen import number_text, range_text
 
@@ -34,9 +35,6 @@ MOST_DIGITS = 12
 
 LEAST_SHARE = 0.05
 """A smaller share would be rounded to 0 %."""
-
-HINT_ABOUT_MIXTURES = " other=MODEL also tests mixtures with that model."
-"""What is said if the change of some tensors was not recognised."""
 
 
 class EditedTensor(NamedTuple):
@@ -91,7 +89,8 @@ def weights_in_words(table: pd.DataFrame) -> str:
     # Tensors that only one of the models has are without a size.
     is_unrecognised = table["operation"].isin(UNRECOGNISED_OPERATIONS) & table["size"].notna()
     if is_unrecognised.any():
-        in_words += HINT_ABOUT_MIXTURES
+        third = named_setting("measure.other", like="MODEL")
+        in_words += f" {third} also tests mixtures with that model."
     return in_words
 
 

@@ -16,6 +16,7 @@ from dataclasses import Field, dataclass, make_dataclass
 from functools import cache
 from typing import ClassVar, get_type_hints
 
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.instrument import LayerPairs
@@ -52,7 +53,7 @@ class LayerMeasureConfig(WithNull):
             n_further_rows = measure.fewest - value
             most = self.tokens_per_batch - n_further_rows
             raise ConfigError(
-                f"measure.{name}={value} must be at most {most}, "
+                f"{named_setting(f'measure.{name}', value)} must be at most {most}, "
                 f"tokens_per_batch - {n_further_rows}"
             )
 

@@ -12,6 +12,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.equal_depth import LayerName
 from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
@@ -239,7 +240,7 @@ class LayerPairComparison:
             raise DataError(
                 "there is too little text for one batch of "
                 f"{self.measure.tokens_per_batch} {self.batches.level}s; lower "
-                "measure.tokens_per_batch"
+                f"{named_setting('measure.tokens_per_batch')}"
             )
 
         estimate: LayerPairEstimate = self.metric.compute()

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import pandas as pd
 
+from thinkalike.advice import named_setting
 from thinkalike.config.parts import Site
 from thinkalike.instruments.layer_pairs.equal_depth import rows_between_models
 from thinkalike.instruments.layer_pairs.screen import (
@@ -275,4 +276,7 @@ def _show_where_copy_differs(label: str, table: pd.DataFrame, is_distance: bool)
         first = table[~is_same].iloc[0]
         show_text(f"They begin to differ at {first['component']} of layer {first['layer']}.")
     if not is_distance:
-        show_text(f"{label} does not change when a component is scaled; measure=distance does.")
+        show_text(
+            f"{label} does not change when a component is scaled; "
+            f"{named_setting('measure', 'distance')} does."
+        )

@@ -14,6 +14,7 @@ import pandas as pd
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, SettingValues
 from thinkalike.config.parts import AFTER
 from thinkalike.instruments.layer_pairs.comparison import (
@@ -170,12 +171,12 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
             return ()
         uncomputed = []
         if measure.get("null") is False:
-            uncomputed.append("by chance (measure.null=true)")
+            uncomputed.append(f"by chance ({named_setting('measure.null', True)})")
         models = [config.get("model") or {}, config.get("target") or {}]
         is_of_stream = all(model.get("site", AFTER) == AFTER for model in models)
         is_of_text = "stimuli" not in result.provenance
         if "ruler" in self.reads and is_of_stream and is_of_text:
-            uncomputed.append("by local mixing of tokens (ruler=bits)")
+            uncomputed.append(f"by local mixing of tokens ({named_setting('ruler', 'bits')})")
         return uncomputed
 
     # ---- the comparison

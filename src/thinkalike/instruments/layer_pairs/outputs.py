@@ -13,6 +13,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.by_measure import ByMeasure, LayerMeasureConfig
@@ -36,13 +37,13 @@ class OutputConfig(LayerMeasureConfig):
         super().__post_init__()
         unusable = None
         if self.unit == "word":
-            unusable = "unit=word"
+            unusable = named_setting("measure.unit", "word")
         elif self.embed:
-            unusable = "embed=true"
+            unusable = named_setting("measure.embed", True)
         if unusable:
             raise ConfigError(
-                f"measure={self.kind} compares predictions of the next token: leave "
-                f"measure.{unusable} out"
+                f"{named_setting('measure', self.kind)} compares predictions of the next token: "
+                f"leave {unusable} out"
             )
 
 
@@ -79,7 +80,9 @@ class OutputsByMeasure(ByMeasure):
         Raises:
             DataError: A model is a folder of states, which has no weights.
         """
-        frozen_models = with_weights(models, f"measure={self.kind} compares what models predict")
+        frozen_models = with_weights(
+            models, f"{named_setting('measure', self.kind)} compares what models predict"
+        )
         # Outputs have no massive activations, so none are looked for.
         settings = replace(settings, unit="token", massive="keep")
         batches = super().batches(settings, config, models, runs)

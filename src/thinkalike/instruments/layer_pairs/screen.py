@@ -89,9 +89,9 @@ def answer(
 ) -> str:
     """Return in a sentence at which layers models are most similar, and at which least.
 
-    The sentence also says whether the most similar pair is beyond chance, or that this was not
-    computed. Only layers of equal relative depth are considered, or consecutive layers where a
-    model is compared with itself.
+    Layers of equal relative depth are considered first, or consecutive layers where a model is
+    compared with itself. Of two models, the sentence also says which of all layer pairs is most
+    similar, and whether that is beyond chance, or that this was not computed.
 
     Args:
         label: What tables and figures call the measure.
@@ -112,8 +112,12 @@ def answer(
     target = most["target"]
     if source == target:
         return _answer_of_one_model(label, most, least)
-    most_and_least = _most_and_least_similar(label, most, least, len(compared))
-    return f"{most_and_least}{_beyond_chance(most, uncomputed)}."
+    sentence = _most_and_least_similar(label, most, least, len(compared))
+    all_pairs = rows_of_both.dropna(subset="value")
+    if len(all_pairs) > len(compared):
+        sentence += _most_similar_of_all(all_pairs, most, is_distance)
+        most = row_of_most_similar(all_pairs, is_distance)
+    return f"{sentence}{_beyond_chance(most, uncomputed)}."
 
 
 def _most_and_least_similar(label: str, most: pd.Series, least: pd.Series, pairs: int) -> str:
@@ -142,6 +146,43 @@ def _most_and_least_similar(label: str, most: pd.Series, least: pd.Series, pairs
         f"and least similar at {_layer_pair_in_words(least)} "
         f"({_value_and_chance_in_words(least)})"
     )
+
+
+def _most_similar_of_all(
+    all_pairs: pd.DataFrame, most_at_equal_depth: pd.Series, is_distance: bool
+) -> str:
+    """Return a clause about the most similar of all layer pairs.
+
+    Where values have intervals, the clause also says whether this pair is beyond the next one:
+    whether their intervals do not overlap.
+
+    Args:
+        all_pairs: The rows of the layer pairs of two models, more than one.
+        most_at_equal_depth: The row of the most similar pair of equal relative depth.
+        is_distance: Whether smaller values mean more similar.
+    """
+    most = row_of_most_similar(all_pairs, is_distance)
+    sides = ["source_layer", "target_layer"]
+    is_most = (all_pairs[sides] == most[sides]).all(axis=1)
+    following = row_of_most_similar(all_pairs[~is_most], is_distance)
+    extreme = "lowest" if is_distance else "highest"
+    clause = f"; of all {len(all_pairs)} pairs, {_layer_pair_in_words(most)}"
+    verb = "has" if most["source_layer"] == most["target_layer"] else "have"
+    if (most[sides] == most_at_equal_depth[sides]).all():
+        clause += f" {verb} the {extreme} value"
+    else:
+        value = span(most["value"], most["low"], most["high"], ".3f")
+        clause += f" {verb} the {extreme} value ({value})"
+
+    ends = [most["low"], most["high"], following["low"], following["high"]]
+    if any(math.isnan(end) for end in ends):
+        return clause
+    is_beyond = most["low"] > following["high"]
+    if is_distance:
+        is_beyond = most["high"] < following["low"]
+    verdict = "beyond" if is_beyond else "not shown to be beyond"
+    value = span(following["value"], following["low"], following["high"], ".3f")
+    return f"{clause}, {verdict} the next, {_layer_pair_in_words(following)} ({value})"
 
 
 def _beyond_chance(most: pd.Series, uncomputed: Sequence[str]) -> str:

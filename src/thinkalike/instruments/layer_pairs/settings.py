@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
+from thinkalike.advice import named_setting
 from thinkalike.config import MeasureConfig, setting
 from thinkalike.config.groups import with_changes
 from thinkalike.config.parts import CONTEXT, TOKENS_AT_ONCE
@@ -75,8 +76,8 @@ class WithNull(LayerPairsConfig):
         super().__post_init__()
         if self.conditional_on != "none" and self.kind and not self.compares_within_groups:
             raise ConfigError(
-                f"measure={self.kind} compares all rows: omit "
-                f"measure.conditional_on={self.conditional_on}, or take cka"
+                f"{named_setting('measure', self.kind)} compares all rows: omit "
+                f"{named_setting('measure.conditional_on', self.conditional_on)}, or take cka"
             )
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.instruments.layer_pairs.comparison import LayerPairComparison
 from thinkalike.instruments.layer_pairs.components import components_of
 from thinkalike.instruments.layer_pairs.measure import AnyPairMeasure
@@ -78,7 +79,7 @@ def _warn_of_few_rows_used(share: float, level: str) -> None:
         log.warning(
             f"warning: only {100 * share:.0f} % of the {level}s occur often enough in a batch to "
             "be compared conditional on the token, and those are frequent ones; raise "
-            "measure.tokens_per_batch"
+            f"{named_setting('measure.tokens_per_batch')}"
         )
 
 

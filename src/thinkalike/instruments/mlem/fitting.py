@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
@@ -81,8 +82,9 @@ def check_features(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool) ->
         fewest = ceil(fewest * measure.folds / (measure.folds - 1))
     if is_folded and len(stimuli) < fewest:
         raise DataError(
-            f"{stimuli.source} has {len(stimuli)} stimuli, and measure.folds={measure.folds} "
-            f"needs at least {fewest}; give more stimuli, or choose fewer folds"
+            f"{stimuli.source} has {len(stimuli)} stimuli, and "
+            f"{named_setting('measure.folds', measure.folds)} needs at least {fewest}; give "
+            "more stimuli, or choose fewer folds"
         )
 
     kinds_compared_by_size: tuple[str, ...] = ("continuous",)
@@ -97,7 +99,10 @@ def check_features(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool) ->
             continue
         remedy = "leave it out of features"
         if kind in NUMBER_KINDS:
-            remedy = f"set kinds.{name}=continuous to compare its sizes, or {remedy}"
+            remedy = (
+                f"set {named_setting(f'stimuli.kinds.{name}', 'continuous')} to compare its "
+                f"sizes, or {remedy}"
+            )
         raise DataError(
             f"{stimuli.source}: {name} has another value in every row, so that all pairs differ "
             f"alike and it explains no distance; {remedy}"
@@ -161,7 +166,7 @@ def fit_profiles(
     except ValueError as error:
         reason = str(error)
         if "groups" in reason:
-            reason += "; measure.together=stimulus lets folds divide a text"
+            reason += f"; {named_setting('measure.together', 'stimulus')} lets folds divide a text"
         reason += numbered(sides, str(error))
         raise DataError(f"{stimuli.source}: {reason}") from error
     _warn_of_few_sentences(measure, stimuli, importance)

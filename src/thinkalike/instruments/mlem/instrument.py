@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 
 from thinkalike import figures
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest
@@ -107,8 +108,9 @@ class FeatureProfiles(
         divides_sentences = sentences_for_folds(config, stimuli) is None
         if measure.null and has_sentences and divides_sentences:
             raise ConfigError(
-                "measure.null moves whole sentences: it needs measure.together=sentence, "
-                "recipe=stimuli"
+                f"{named_setting('measure.null')} moves whole sentences: it needs "
+                f"{named_setting('measure.together', 'sentence')}, "
+                f"{named_setting('recipe', 'stimuli')}"
             )
         return inputs
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from thinkalike.advice import named_setting
 from thinkalike.config import setting
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.of_stimuli import StimulusDistanceConfig
@@ -55,7 +56,10 @@ class MLEMConfig(StimulusDistanceConfig):
         super().__post_init__()
         for pair in self.interactions:
             if len(pair) != 2 or pair[0] == pair[1]:
-                raise ConfigError(f"measure.interactions holds pairs of two features, not {pair}")
+                raise ConfigError(
+                    f"{named_setting('measure.interactions')} holds pairs of two features, not "
+                    f"{pair}"
+                )
 
     @property
     def features_named(self) -> list[str]:

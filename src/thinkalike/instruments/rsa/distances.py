@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from thinkalike.advice import named_setting
 from thinkalike.config import setting
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments.of_stimuli import DistanceName, StimulusDistanceConfig
@@ -46,8 +47,9 @@ class RSAConfig(StimulusDistanceConfig):
         super().__post_init__()
         if self.comparator in WHITENED and self.distance == "manhattan":
             raise ConfigError(
-                f"measure.comparator={self.comparator} compares squared Euclidean distances, not "
-                "manhattan ones; choose measure.comparator=corr or another distance"
+                f"{named_setting('measure.comparator', self.comparator)} compares squared "
+                "Euclidean distances, not manhattan ones; choose "
+                f"{named_setting('measure.comparator', 'corr')} or another distance"
             )
 
     def settings_read(self) -> frozenset[str]:
@@ -89,12 +91,13 @@ def layer_distances(
     for layer, runs in zip(side.layers, side.runs, strict=True):
         if len(runs) < FEWEST_RUNS:
             raise DataError(
-                f"{recording} has one run, and measure.distance=crossnobis needs two or more"
+                f"{recording} has one run, and "
+                f"{named_setting('measure.distance', 'crossnobis')} needs two or more"
             )
         try:
             distances.append(NeuralDistances.given(crossnobis(runs, measure.noise)))
         except ValueError as error:
-            reason = str(error).replace("noise=", "measure.noise=")
+            reason = str(error).replace("noise=", named_setting("measure.noise", like=""))
             raise DataError(f"{recording}: {layer}: {reason}") from error
     return distances
 

@@ -14,6 +14,7 @@ import pandas as pd
 from torch import Tensor
 
 from thinkalike import figures
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, SettingValues
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError
@@ -78,7 +79,8 @@ class RSA(
         measure = config.measure_as(RSAConfig)
         if measure.distance == "crossnobis" and not config.activations:
             raise ConfigError(
-                "measure.distance=crossnobis needs runs of a recording; give activations=FILE"
+                f"{named_setting('measure.distance', 'crossnobis')} needs runs of a recording; "
+                f"give {named_setting('activations', like='FILE')}"
             )
         return super().completed(config)
 

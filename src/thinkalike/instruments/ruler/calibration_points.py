@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.errors import DataError
 from thinkalike.job import Work
 from thinkalike.measures.bit_readings import next_bits
@@ -317,7 +318,7 @@ def check_has_ruler(models: Sequence[StateSource]) -> None:
         raise DataError(
             "the ruler needs a model, as its points are copies of one, and "
             f"{' and '.join(without_weights)} have no weights: give one side as a model, or take "
-            "measure=r2"
+            f"{named_setting('measure', 'r2')}"
         )
     log.warning(
         f"warning: {without_weights[0]} is a folder of states, which has no weights: values are "

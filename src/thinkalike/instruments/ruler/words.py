@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import warn_of_few_documents
 from thinkalike.errors import DataError
 from thinkalike.evaluation.columns import document_counts
 from thinkalike.instruments.ruler.calibration_points import (
@@ -43,7 +43,7 @@ from thinkalike.memory import free_cached_memory
 from thinkalike.models.families import Layer
 from thinkalike.models.load import load_model
 from thinkalike.processes import counted
-from thinkalike.states.batches import KEEPS_MASSIVE, say_massive
+from thinkalike.states.batches import say_massive
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing
 from thinkalike.states.pieces import Pieces, drawn_pieces
 from thinkalike.states.source import StateSource, TextReader, WordReader
@@ -61,9 +61,6 @@ LEAST_WORDS = 256
 
 PIECES_PER_PASS = 8
 """How many pieces of text a model reads in one pass."""
-
-MORE_WORDS = "raise measure.words, or give more text"
-"""What an error about too few words tells the user to do."""
 
 WORDS_READ_PER_COMPARED_WORD = 2
 """So many words are read for each word that is compared: the others occur only once in their
@@ -107,7 +104,8 @@ class Words:
         data: The text.
         models: What reads the text.
         words: How many words are read, at least.
-        remedy: What an error about too few words tells the user to do.
+        remedy: What an error about too few words tells the user to do; None: to raise
+                `measure.words`.
 
     Attributes:
         text: The pieces of text.
@@ -123,7 +121,7 @@ class Words:
         data: DataConfig,
         models: Sequence[TextReader],
         words: int,
-        remedy: str = MORE_WORDS,
+        remedy: str | None = None,
     ):
         """Draw pieces of text that hold at least `words` words, and number their documents.
 
@@ -131,12 +129,13 @@ class Words:
             data: The text.
             models: The models whose tokenizers the text must fit.
             words: How many words the pieces hold, at least.
-            remedy: What an error about too few words tells the user to do.
+            remedy: What an error about too few words tells the user to do; None: to raise
+                `measure.words`.
 
         Raises:
             DataError: The pieces are from too few documents for folds over documents.
         """
-        self.remedy = remedy
+        self.remedy = remedy or f"raise {named_setting('measure.words')}, or give more text"
         self.text: Pieces = drawn_pieces(data, models, words)
         documents = len(set(self.text.documents))
         if documents < FOLDS:
@@ -144,7 +143,6 @@ class Words:
                 f"R² of held-out text needs the text of {FOLDS} documents, not {documents}: give "
                 "more text"
             )
-        warn_of_few_documents(data, documents)
         # Documents are numbered such that the number modulo 10 is the part of the jackknife.
         self.documents = numbered_by_part(self.text.owners)
         self.forms = self.text.forms
@@ -408,7 +406,7 @@ def comparison_at_words(
     *,
     readers: Sequence[TextReader] = (),
     keeps_massive: bool = False,
-    remedy: str = MORE_WORDS,
+    remedy: str | None = None,
 ) -> WordComparison:
     """Return the comparison of two models by residual R² at the words of held-out text.
 
@@ -423,7 +421,8 @@ def comparison_at_words(
         readers: Models that read the same text later, so that it must fit their tokenizers too.
         keeps_massive: Whether words with massive activations (states so long that a few of them
             decide a layer) are compared; if not, they are left out.
-        remedy: What an error about too few words tells the user to do.
+        remedy: What an error about too few words tells the user to do; None: to raise
+                `measure.words`.
 
     Raises:
         DataError: The text has too few documents or words.
@@ -440,12 +439,12 @@ def facts_of_words(data: DataConfig) -> dict[str, object]:
     return {"data": {"name": data.name, "level": "word"}}
 
 
-def log_left_out_words(comparison: WordComparison, remedy: str = KEEPS_MASSIVE) -> None:
+def log_left_out_words(comparison: WordComparison, remedy: str | None = None) -> None:
     """Log which words are left out because of massive activations (very long states), if any.
 
     Args:
         comparison: The comparison, which knows the words.
-        remedy: What the message tells the user to do to keep them.
+        remedy: The end of the message, which says how to keep them; None: by a setting.
     """
     is_left_out = comparison.is_massive
     if is_left_out.any():

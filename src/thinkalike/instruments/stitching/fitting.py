@@ -12,6 +12,7 @@ import numpy as np
 from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn
 
+from thinkalike.advice import named_setting
 from thinkalike.evaluation.stitched_losses import StateMaps
 from thinkalike.instruments.stitching.closed_forms import ClosedForms
 from thinkalike.instruments.stitching.setting import StitchSetting
@@ -263,7 +264,9 @@ def warn_of_overfitting(module: StitchTraining, fit_tokens: int, context: int) -
     parameters = sum(weight.numel() for weight in module.stitches[0].parameters())
     tokens_read = config.steps * whole_rows(config.tokens_per_step, context)
     if fit_tokens < TOKENS_PER_PARAMETER * parameters:
-        remedy = "raise stitch.steps or stitch.tokens_per_step"
+        remedy = (
+            f"raise {named_setting('stitch.steps')} or {named_setting('stitch.tokens_per_step')}"
+        )
         if tokens_read > fit_tokens:
             remedy = "give more text"
         log.warning(

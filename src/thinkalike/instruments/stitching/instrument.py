@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from thinkalike import figures
+from thinkalike.advice import named_setting
 from thinkalike.config import SettingValues
 from thinkalike.config.parts import AFTER, MIDDLE, PROCESSES, TrainerConfig
 from thinkalike.errors import ConfigError
@@ -25,6 +26,7 @@ from thinkalike.instruments.stitching.screen import (
     models_cut_inside_blocks,
     show_asymmetry,
     show_penalties_of_direction,
+    text_and_losses,
 )
 from thinkalike.instruments.text_name import name_of_text
 from thinkalike.job import Instrument, Outcome, Work
@@ -87,17 +89,20 @@ class Stitching(
                 block and also compiled or recomputed, which works with whole blocks only.
         """
         check_processes(config.trainer, config.target.device)
-        check_stitchable(config.model, config.target, config.layers, "task=stitch")
+        check_stitchable(
+            config.model, config.target, config.layers, named_setting("task", "stitch")
+        )
         sites = [config.model.site, config.target.site]
         for site in sites:
             if site not in (AFTER, MIDDLE):
                 raise ConfigError(
-                    f"model.site={site} is no place to cut a model: stitch at {AFTER} or {MIDDLE}"
+                    f"{named_setting('model.site', site)} is no place to cut a model: stitch at "
+                    f"{AFTER} or {MIDDLE}"
                 )
         if MIDDLE in sites and (config.trainer.compile or config.trainer.recompute):
             raise ConfigError(
-                "trainer.compile and trainer.recompute are of whole blocks: leave them out at "
-                f"{MIDDLE}"
+                f"{named_setting('trainer.compile')} and {named_setting('trainer.recompute')} "
+                f"are of whole blocks: leave them out at {MIDDLE}"
             )
         return super().inputs(config)
 
@@ -234,8 +239,11 @@ class Stitching(
         by_direction = details_of(result).groupby(["source", "target"], sort=False)
         directions = [table for _, table in by_direction]
         rows = MOST_ROWS if len(directions) == 1 else ROWS_OF_TWO
+        stitch = result.config.get("stitch") or {}
+        about_job = text_and_losses(directions[0], stitch, result.provenance.get("data"))
         for table in directions:
-            show_penalties_of_direction(table, few(len(table), rows))
+            show_penalties_of_direction(table, few(len(table), rows), about_job)
+            about_job = ""  # the reverse is of the same text and models
         show_note(meaning_of_columns(directions[0]))
         show_layer_note(result)
         documents = number_of_documents(result.scalars)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from thinkalike.config.parts import MIDDLE
 from thinkalike.errors import listed
@@ -115,7 +115,7 @@ def _range_of_bit_widths(bit_widths: pd.Series) -> str:
     return f"{least} to {greatest}"
 
 
-def sentence_of_direction(table: pd.DataFrame) -> str:
+def sentence_of_direction(table: pd.DataFrame, about_job: str = "") -> str:
     """Return in a sentence what the stitches of one direction cost, in nats per token.
 
     The sentence says how that compares with the baselines, as far as intervals tell. If it is
@@ -124,6 +124,7 @@ def sentence_of_direction(table: pd.DataFrame) -> str:
 
     Args:
         table: The details of the direction, a row for each stitch.
+        about_job: What the sentence ends with, see `text_and_losses`; "" for nothing.
     """
     target = table["target"].iloc[0]
     layers = _stitched_layers_in_words(table)
@@ -134,7 +135,79 @@ def sentence_of_direction(table: pd.DataFrame) -> str:
         bits = _range_of_bit_widths(table["equivalent_bits"])
         joined = ", and" if comparisons else ","
         sentence += f"{joined} as much as rounding the weights of {target} to {bits} bits"
+    if about_job:
+        sentence += f"; {about_job}"
     return f"{sentence}."
+
+
+def text_and_losses(table: pd.DataFrame, stitch: Mapping[str, Any], facts: object) -> str:
+    """Return how much text the maps were fitted on, and the losses of both models alone.
+
+    Args:
+        table: The details of one direction, a row for each stitch.
+        stitch: The settings of the stitch.
+        facts: What the provenance of the result says of its text.
+    """
+    clauses = []
+    tokens = tokens_of_fitting(stitch, facts)
+    if tokens:
+        clauses.append(f"fitted on {tokens}")
+    losses = _losses_of_models_alone(table)
+    if losses:
+        clauses.append(losses)
+    return "; ".join(clauses)
+
+
+def tokens_of_fitting(stitch: Mapping[str, Any], facts: object) -> str:
+    """Return how much text the maps of a job were fitted on: "4,096 tokens".
+
+    It is "" for the identity, which is fitted on nothing, and for results of earlier versions
+    that do not say it. Training may read a token several times, and the number of different
+    tokens follows then.
+
+    Args:
+        stitch: The settings of the stitch.
+        facts: What the provenance of the result says of its text.
+    """
+    from thinkalike.stitches.kinds import CLOSED  # imports torch
+
+    different = facts.get("fit_tokens") if isinstance(facts, Mapping) else None
+    if not different or stitch.get("kind") == "identity":
+        return ""
+    read = different
+    if stitch.get("kind") not in CLOSED:
+        steps = stitch.get("steps")
+        tokens_per_step = stitch.get("tokens_per_step")
+        if not steps or not tokens_per_step:
+            return ""
+        read = steps * tokens_per_step
+    in_words = f"{read:,} tokens"
+    if read > different:
+        in_words += f", {different:,} of them different"
+    return in_words
+
+
+def _losses_of_models_alone(table: pd.DataFrame) -> str:
+    """Return the losses of both models without a stitch; "" for results of earlier versions.
+
+    Losses per token of different tokenizers cannot be compared, so these are in bits per byte.
+
+    Args:
+        table: The details of the direction. Each of its rows has the same losses.
+    """
+    columns = {"source": "source_loss", "target": "target_loss"}
+    unit = "nats per token"
+    if "penalty_bits_per_byte" in table:  # the tokenizers differ
+        columns = {"source": "source_bits_per_byte", "target": "target_bits_per_byte"}
+        unit = "bits per byte"
+    if not set(columns.values()) <= set(table):
+        return ""
+    first = table.iloc[0]
+    target = number_text(first[columns["target"]], ".2f")
+    if first["source"] == first["target"]:
+        return f"loss of the model alone {target} {unit}"
+    source = number_text(first[columns["source"]], ".2f")
+    return f"loss of the source alone {source}, of the target {target} {unit}"
 
 
 def _comparisons_with_baselines(table: pd.DataFrame) -> list[str]:
@@ -240,18 +313,21 @@ def _gain_in_words(left_to_gain: float) -> str:
     return f"{max(left_to_gain, 0.0):.2f}"
 
 
-def show_penalties_of_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
+def show_penalties_of_direction(
+    table: pd.DataFrame, rows: Sequence[int], about_job: str = ""
+) -> None:
     """Print what the stitches of one direction cost, with baselines and what is left to gain.
 
     Args:
         table: The details of the direction, a row for each stitch.
         rows: The indices of the rows that the printed table shows.
+        about_job: What the sentence ends with, see `text_and_losses`; "" for nothing.
     """
     first = table.iloc[0]
     unit = "nats per token"
     if "penalty_bits_per_byte" in table:  # the tokenizers differ
         unit += f" of {first['target']}"
-    show_text(sentence_of_direction(table))
+    show_text(sentence_of_direction(table, about_job))
     title = f"{first['source']} → {first['target']}: loss and penalty, {unit}"
     show_table(Table(title, _columns_of_direction(table.iloc[[*rows]])))
     floor = sentence_of_floor(table)

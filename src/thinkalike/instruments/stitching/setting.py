@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from thinkalike.advice import named_setting
 from thinkalike.config import DataConfig
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import Corpus, TokenRows
@@ -142,7 +143,8 @@ def load_setting(config: StitchJob) -> StitchSetting:
     stitch = config.stitch
     if stitch.both and source is target:
         raise ConfigError(
-            f"stitch.both=true needs two models, and {source.name} is source and target"
+            f"{named_setting('stitch.both', True)} needs two models, and {source.name} is "
+            "source and target"
         )
     _check_widths(stitch, source, target)
     pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
@@ -205,7 +207,8 @@ def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel
     kinds = {config.kind, config.init}
     if config.kind in ("identity", "orthogonal", "bias") and source.d_model != target.d_model:
         raise ConfigError(
-            f"stitch={config.kind} needs equal widths, and {widths}; use stitch=linear"
+            f"{named_setting('stitch', config.kind)} needs equal widths, and {widths}; use "
+            f"{named_setting('stitch', 'linear')}"
         )
 
     narrows = source.d_model > target.d_model
@@ -217,7 +220,9 @@ def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel
 
     is_of_some_rank = not kinds.isdisjoint({"low_rank", "reduced_rank"})
     if is_of_some_rank and config.rank > min(source.d_model, target.d_model):
-        raise ConfigError(f"stitch.rank={config.rank} is more than the smaller width: {widths}")
+        raise ConfigError(
+            f"{named_setting('stitch.rank', config.rank)} is more than the smaller width: {widths}"
+        )
 
 
 def shared_text(
@@ -334,14 +339,14 @@ def _check_memory(
         f"stitches of {len(pairs)} layer pairs need",
         bytes_trained(config, source_width, target_width, pairs),
         budget,
-        "choose fewer layers, or stitch=low_rank",
+        f"choose fewer layers, or {named_setting('stitch', 'low_rank')}",
     )
     if config.has_closed_forms:
         maps = 1
         remedy = "choose fewer layers"
         if config.controls:
             maps = 3  # least squares, Procrustes and a constant alone
-            remedy += ", stitch.controls=false"
+            remedy += f", {named_setting('stitch.controls', False)}"
         check_memory(
             f"closed forms of {len(pairs)} layer pairs need",
             bytes_of_moments(source_width, target_width, pairs, maps),

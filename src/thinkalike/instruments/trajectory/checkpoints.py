@@ -9,6 +9,7 @@ from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
+from thinkalike.advice import named_setting
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, listed, natural_order
 from thinkalike.hub import cached, patiently, refused
@@ -76,14 +77,15 @@ def checkpoints_of(model: ModelConfig, measure: TrajectoryConfig) -> Checkpoints
         if step not in revisions:
             known_steps = listed(revisions) or "no step"
             raise ConfigError(
-                f"measure.steps={step}: {model.called} has checkpoints of these steps: "
-                f"{known_steps}"
+                f"{named_setting('measure.steps', step)}: {model.called} has checkpoints of "
+                f"these steps: {known_steps}"
             )
     n_all_checkpoints = len(revision_by_step(model))  # whatever the settings choose
     if len(steps) < FEWEST_CHECKPOINTS <= n_all_checkpoints:
         raise ConfigError(
-            f"{model.called}: measure.steps and measure.checkpoints choose {len(steps)} "
-            "checkpoints, and a trajectory needs two; choose more"
+            f"{model.called}: {named_setting('measure.steps')} and "
+            f"{named_setting('measure.checkpoints')} choose {len(steps)} checkpoints, and a "
+            "trajectory needs two; choose more"
         )
     if len(steps) < FEWEST_CHECKPOINTS:
         raise ConfigError(
@@ -160,8 +162,8 @@ def _name_before_step(match: re.Match[str]) -> str:
 def _raise_about_two_revisions(model: ModelConfig, first: str, second: str, reason: str) -> None:
     """Raise a ConfigError that names two revisions of a model, and the reason in words."""
     raise ConfigError(
-        f"{model.called}: {first} and {second} {reason}; measure.checkpoints=PATTERN chooses by "
-        "name"
+        f"{model.called}: {first} and {second} {reason}; "
+        f"{named_setting('measure.checkpoints', like='PATTERN')} chooses by name"
     )
 
 
