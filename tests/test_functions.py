@@ -188,7 +188,10 @@ def test_hooks_of_a_bridge_are_refused_even_if_sample_tokens_do_not_show_them():
     load_model(bridge)
 
 
-@pytest.mark.parametrize("path", ["", "blocks.0", "ln_final", "ln_final._original_component"])
+OF_A_BRIDGE = ["", "blocks.0", "ln_final", "ln_final._original_component"]
+
+
+@pytest.mark.parametrize("path", with_slow(OF_A_BRIDGE, "blocks.0", "ln_final._original_component"))
 def test_a_replaced_forward_that_a_copy_of_a_bridge_would_lose_is_refused(path):
     """Nor does a bridge run the forward of a norm that it wraps, which its copy would run."""
     bridge = bridged()
@@ -1475,7 +1478,13 @@ def _names_in(provenance):
     return [model["name"].removesuffix(".safetensors") for model in provenance["models"]]
 
 
-@pytest.mark.parametrize("more", [{}, {"measure": "mutual_knn", "neighbours": 3}, {"measure": "distance_correlation"}])
+OTHER_MEASURES = [
+    pytest.param({"measure": "mutual_knn", "neighbours": 3}, marks=pytest.mark.ci_slow),
+    pytest.param({"measure": "distance_correlation"}, marks=pytest.mark.ci_slow),
+]
+
+
+@pytest.mark.parametrize("more", [{}, *OTHER_MEASURES])
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_sides_are_named_in_the_order_in_which_they_are_given(more, is_loaded):
     states = np.random.default_rng(0).normal(size=(len(TEN_WORDS), 6))
@@ -1896,7 +1905,7 @@ def names_by_example():
     return names
 
 
-SLOW_EXAMPLES = ["ruler", "stitch", "compare", "load_stitch", "loss", "trajectory"]
+SLOW_EXAMPLES = ["ruler", "stitch", "compare", "load_stitch", "loss", "trajectory", "run", "rsa", "mlem", "diff"]
 
 
 @pytest.fixture(scope="module")
@@ -1926,7 +1935,7 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("values", PLAIN.values(), ids=PLAIN)
+@pytest.mark.parametrize("values", with_slow(PLAIN.values(), PLAIN["whole numbers"]), ids=PLAIN)
 def test_a_feature_that_differs_between_all_stimuli_is_refused_by_name(values):
     names = [f"p{number}" for number in range(30)]
     states = np.random.default_rng(0).normal(size=(30, 6))
@@ -1938,7 +1947,10 @@ def test_a_feature_that_differs_between_all_stimuli_is_refused_by_name(values):
     assert set(by_size.table["feature"]) == {"freq", "half"}
 
 
-@pytest.mark.parametrize(("rows", "folds", "fewest"), [(2, 5, 19), (2, 2, 12), (18, 5, 19), (11, 2, 12)])
+NEARLY_ENOUGH = [pytest.param(*case, marks=pytest.mark.ci_slow) for case in [(18, 5, 19), (11, 2, 12)]]
+
+
+@pytest.mark.parametrize(("rows", "folds", "fewest"), [(2, 5, 19), (2, 2, 12), *NEARLY_ENOUGH])
 def test_too_few_stimuli_for_folds_are_said_with_their_number(rows, folds, fewest):
     states = np.random.default_rng(0).normal(size=(fewest, 6))
     table = pd.DataFrame({"id": [f"p{number}" for number in range(fewest)], "half": (["a", "b", "b"] * 7)[:fewest]})

@@ -21,7 +21,7 @@ from hydra import compose, initialize
 from hydra.core.global_hydra import GlobalHydra
 
 import wandb_runs
-from conftest import ROOT, results_in, with_slow
+from conftest import ROOT, every_second, results_in, with_slow
 from thinkalike.cli import DRY_RUN, SHARED, as_analysis
 from thinkalike.cli.pair_words import SHORT_SETTINGS
 from thinkalike.completion import readable_line
@@ -356,7 +356,11 @@ def test_one_value_given_again_and_values_of_a_sweep_are_no_contradiction(cli):
 
 @pytest.mark.parametrize(
     ("setting", "words"),
-    [("override hydra/launcher: joblib", []), ("_self_", ["hydra.launcher=1"]), ("_self_", ["hydra/launcher=joblib"])],
+    [
+        ("override hydra/launcher: joblib", []),
+        pytest.param("_self_", ["hydra.launcher=1"], marks=pytest.mark.ci_slow),
+        pytest.param("_self_", ["hydra/launcher=joblib"], marks=pytest.mark.ci_slow),
+    ],
 )
 def test_a_launcher_is_said_to_need_a_sweep(setting, words, cli):
     (cli.folder / "mine.yaml").write_text(f"defaults: [analyze, {setting}]")
@@ -428,7 +432,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("line", REFUSED)
+@pytest.mark.parametrize("line", every_second(REFUSED))
 def test_what_is_wrong_is_one_line(own, line):
     assert REFUSED[line] in own("train.py", *line.split()).error
 

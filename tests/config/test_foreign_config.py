@@ -7,6 +7,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from conftest import every_second
 from foreign_files import CALLBACKS, folder_of
 from thinkalike import plugins
 from thinkalike.config.compose import compose_inner_job, references_in, trust_plugins_of
@@ -131,19 +132,19 @@ def test_what_the_command_line_says_is_taken(cli):
     assert yaml.safe_load(cli("train.py", *words).stdout)["hydra"]["verbose"] is True
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "stitch.kind=plugins/module_of_mine.py:f",
-        "store=/x/module_of_mine.py:f",
-        "stitch.kind=./module_of_mine.py:f",
-        "stitch.kind=module_of_mine.py:f2",
-        "stitch.kind=MODULE_OF_MINE.py:f",
-        "model.path='x module_of_mine.py:f'",
-        "trainer.callbacks=[x/module_of_mine.py:f,module_of_mine.py]",
-        "store=.py:f",
-    ],
-)
+OTHER_PLUGINS = [
+    "stitch.kind=plugins/module_of_mine.py:f",
+    "store=/x/module_of_mine.py:f",
+    "stitch.kind=./module_of_mine.py:f",
+    "stitch.kind=module_of_mine.py:f2",
+    "stitch.kind=MODULE_OF_MINE.py:f",
+    "model.path='x module_of_mine.py:f'",
+    "trainer.callbacks=[x/module_of_mine.py:f,module_of_mine.py]",
+    "store=.py:f",
+]
+
+
+@pytest.mark.parametrize("word", every_second(OTHER_PLUGINS))
 @pytest.mark.parametrize("setting", ["stitch: {kind", "trainer: {callbacks", "store: 'module_of_mine'\nstitch: {kind"])
 def test_a_plugin_of_a_file_runs_only_where_the_command_line_names_the_same_one(word, setting, cli):
     name = "${store}.py:f" if "store" in setting else "module_of_mine.py:f"
@@ -217,8 +218,10 @@ def test_a_file_that_has_the_name_of_one_of_the_package_is_refused(name, words, 
 
 @pytest.mark.parametrize(
     "name",
-    ["stimuli/schema", "model/schema", "model/gpt2", "measure/cka", "task/stitch", "train_schema",
-     "logger/wandb", "hydra/job_logging/stdout"],
+    every_second(
+        ["stimuli/schema", "model/schema", "model/gpt2", "measure/cka", "task/stitch", "train_schema",
+         "logger/wandb", "hydra/job_logging/stdout"]
+    ),
 )  # fmt: skip
 @pytest.mark.parametrize("job", ["train.py", "analyze.py"])
 def test_a_file_that_no_job_can_read_is_refused_whatever_the_job_asks_for(name, job, cli):
@@ -246,7 +249,7 @@ NAMED_ONLY = {  # settings of a file, and what is said of it
 }
 
 
-@pytest.mark.parametrize("text", NAMED_ONLY)
+@pytest.mark.parametrize("text", every_second(NAMED_ONLY))
 def test_the_name_of_an_option_among_the_settings_of_a_file_chooses_nothing(text, cli):
     """Another option's weights and text would be read, and called by this name."""
     begins = ANALYZE.replace("_self_", "{override measure: cka}, _self_")
@@ -339,7 +342,7 @@ ONE_LINE = {  # what a file says, and what is said of it
 }
 
 
-@pytest.mark.parametrize("text", ONE_LINE)
+@pytest.mark.parametrize("text", every_second(ONE_LINE))
 def test_a_value_that_no_setting_has_is_said_with_its_file(text, cli):
     said = folder_of(cli, {"mine": f"{ANALYZE}{text}"})("analyze.py", "-cd", "own", "-cn", "mine").error
     assert ONE_LINE[text] in said
@@ -437,7 +440,7 @@ IN_VAIN = {  # what a file says, and what is said of it
 }
 
 
-@pytest.mark.parametrize("text", IN_VAIN)
+@pytest.mark.parametrize("text", every_second(IN_VAIN))
 def test_what_a_file_says_in_vain_is_refused_with_its_name(text, cli):
     assert IN_VAIN[text] in folder_of(cli, {"mine": text})("analyze.py", "-cd", "own", "-cn", "mine").error
 
@@ -751,7 +754,7 @@ NAMES_FILE = {  # files; words; the file that the message begins with, and what 
 }
 
 
-@pytest.mark.parametrize("what", NAMES_FILE)
+@pytest.mark.parametrize("what", every_second(NAMES_FILE))
 def test_an_error_of_composing_names_its_file(what, cli):
     files, words, file, message = NAMES_FILE[what]
     if "mine" in files:
@@ -761,9 +764,10 @@ def test_an_error_of_composing_names_its_file(what, cli):
     assert message in error
 
 
-@pytest.mark.parametrize(
-    "word", ["stitch=nope", "sede=1", "+stitch=linear", "stitch.steps=x", "seed=${nope}", "hydra/callbacks=x"]
-)
+OF_A_LINE = ["stitch=nope", "sede=1", "+stitch=linear", "stitch.steps=x", "seed=${nope}", "hydra/callbacks=x"]
+
+
+@pytest.mark.parametrize("word", every_second(OF_A_LINE))
 def test_an_error_of_an_override_names_no_file(word, cli):
     folder_of(cli, {"mine": f"{JOB}seed: 2", "stitch/other": "defaults: [linear, _self_]"})
     assert "own/mine.yaml" not in cli("train.py", "-cd", "own", "-cn", "mine", word, "dry_run=true").error

@@ -44,7 +44,7 @@ def rho(model, table, states):
     "params",
     [
         {},
-        {"difference": "scaled", "kinds": "ordinal"},
+        pytest.param({"difference": "scaled", "kinds": "ordinal"}, marks=pytest.mark.ci_slow),
         {"distance": "manhattan", "difference": "scaled", "kinds": "numeric"},
         {"difference": "levels", "kinds": ["nominal", "nominal", "numeric"]},
         pytest.param({"weights": "full"}, marks=pytest.mark.slow),
