@@ -35,7 +35,7 @@ from transformers.utils.deprecation import deprecate_kwarg
 
 import thinkalike
 import tiny
-from conftest import with_slow
+from conftest import every_second, with_slow
 from function_calls import (  # noqa: F401
     ALIKE,
     FEW,
@@ -875,7 +875,11 @@ def late_in_the_model(model):
 
 @pytest.mark.parametrize(
     "change",
-    [late_in_the_head, late_before_the_head, late_in_the_norm, late_in_the_model],
+    with_slow(
+        [late_in_the_head, late_before_the_head, late_in_the_norm, late_in_the_model],
+        late_in_the_head,
+        late_in_the_norm,
+    ),
     ids=lambda change: change.__name__,
 )
 def test_output_that_code_outside_of_the_blocks_changes_by_position_is_refused(change):
@@ -1394,7 +1398,12 @@ ERRORS = [KeyError("no such layer"), ValueError("first line\nsecond"), ZeroDivis
 
 
 @pytest.mark.parametrize(
-    ("error", "is_of_models"), [*((error, False) for error in ERRORS), (ERRORS[0], True), (ERRORS[-2], True)]
+    ("error", "is_of_models"),
+    [
+        *((error, False) for error in ERRORS),
+        (ERRORS[0], True),
+        pytest.param(ERRORS[-2], True, marks=pytest.mark.ci_slow),
+    ],
 )
 def test_what_a_measure_of_ones_own_raises_is_said_in_one_line(error, is_of_models):
     """States of models and arrays go to a measure in the same way."""
@@ -1856,20 +1865,22 @@ def test_what_has_no_effect_on_rsa_of_arrays_is_refused():
 
 @pytest.mark.parametrize(
     ("call", "said"),
-    [
-        (lambda result: result.plot("file.png"), "^ax=file.png must be axes of matplotlib"),
-        (lambda result: thinkalike.plot(result, ax=[3]), r"^ax=\[3\] must be axes of matplotlib"),
-        (lambda result: thinkalike.plot(computed_metric(), ax=True), "^ax=True must be axes of matplotlib"),
-        (lambda result: result.save("there"), "^there exists already"),
-        (lambda result: inspect.unwrap(Result.save)(result, 3), "^folder=3 must be a path"),
-        (lambda result: open_result("a\0b"), "^folder="),
-        (lambda result: inspect.unwrap(thinkalike.results)(3), "^store=3 must be a path"),
-        (lambda result: load_model("a\0b"), "^model="),
-        (lambda result: thinkalike.rsa([], stimuli=FRAME), "^models is empty"),
-        (lambda result: compare(PAIR[0], texts=Path("nope.txt")), "^texts: nothing matches nope.txt"),
-        (lambda result: compare(PAIR[0], texts=3), "^texts is int"),
-        (lambda result: compare(PAIR[0], texts=b"a text"), "^texts is bytes"),
-    ],
+    every_second(
+        [
+            (lambda result: result.plot("file.png"), "^ax=file.png must be axes of matplotlib"),
+            (lambda result: thinkalike.plot(result, ax=[3]), r"^ax=\[3\] must be axes of matplotlib"),
+            (lambda result: thinkalike.plot(computed_metric(), ax=True), "^ax=True must be axes of matplotlib"),
+            (lambda result: result.save("there"), "^there exists already"),
+            (lambda result: inspect.unwrap(Result.save)(result, 3), "^folder=3 must be a path"),
+            (lambda result: open_result("a\0b"), "^folder="),
+            (lambda result: inspect.unwrap(thinkalike.results)(3), "^store=3 must be a path"),
+            (lambda result: load_model("a\0b"), "^model="),
+            (lambda result: thinkalike.rsa([], stimuli=FRAME), "^models is empty"),
+            (lambda result: compare(PAIR[0], texts=Path("nope.txt")), "^texts: nothing matches nope.txt"),
+            (lambda result: compare(PAIR[0], texts=3), "^texts is int"),
+            (lambda result: compare(PAIR[0], texts=b"a text"), "^texts is bytes"),
+        ]
+    ),
 )
 def test_errors_of_paths_name_the_argument(call, said, tmp_path):
     (tmp_path / "there").mkdir()

@@ -190,7 +190,7 @@ def test_a_job_inside_a_job_takes_no_setting_of_hydras(word):
 
 
 @pytest.mark.parametrize(
-    "name", ["module_of_mine:f", "os:getcwd", "thinkalike.plugins:load", "EarlyStopping", "a.py", ":f"]
+    "name", every_second(["module_of_mine:f", "os:getcwd", "thinkalike.plugins:load", "EarlyStopping", "a.py", ":f"])
 )
 def test_a_callback_is_an_object_of_a_file(name, cli):
     """Of a module it would be imported from the working folder, as Python looks there first."""
@@ -263,7 +263,7 @@ def test_the_name_of_an_option_among_the_settings_of_a_file_chooses_nothing(text
         "model: {name: mine, path: /x}",
         "model: {name: gpt2, path: /x}",
         "data: {name: my text, source: text, files: [a.txt]}",
-        "data: {name: pydoc, source: pydoc}",
+        pytest.param("data: {name: pydoc, source: pydoc}", marks=pytest.mark.ci_slow),
         "target: {name: the same in half precision, dtype: bfloat16}",
     ],
 )
@@ -448,7 +448,7 @@ def test_what_a_file_says_in_vain_is_refused_with_its_name(text, cli):
 @pytest.mark.parametrize(
     ("models", "said"),
     [
-        ("[{name: gelu-3l-mini}, solu-3l-mini]", "names no model"),
+        pytest.param("[{name: gelu-3l-mini}, solu-3l-mini]", "names no model", marks=pytest.mark.ci_slow),
         ("[gelu-3l-mini, {name: solu-3l-mini}]", "names no model"),
     ],
 )
@@ -787,7 +787,9 @@ def test_a_file_comes_after_its_defaults_without_a_warning_of_hydras(more, cli):
     assert "seed: 5" in cli("train.py", "-cd", "own", "-cn", "mine", "--cfg", "job").stdout
 
 
-@pytest.mark.parametrize(("word", "part"), [("model", "model"), ("model@target", "target")])
+@pytest.mark.parametrize(
+    ("word", "part"), [("model", "model"), pytest.param("model@target", "target", marks=pytest.mark.ci_slow)]
+)
 def test_an_option_without_the_schema_of_its_group_is_named(word, part, cli):
     folder_of(cli, {"model/mine": "name: gpt2-mini\nmini: true"})
     line = cli("train.py", "-cd", "own", f"{word}=mine", "dry_run=true").error

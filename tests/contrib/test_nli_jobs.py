@@ -284,7 +284,7 @@ def die():
     raise RuntimeError("killed")
 
 
-@pytest.mark.parametrize(("way", "left"), [("killed", 2), ("signal", 3)])
+@pytest.mark.parametrize(("way", "left"), [("killed", 2), pytest.param("signal", 3, marks=pytest.mark.ci_slow)])
 def test_interrupted_stitches_go_on_to_the_same_bits(way, left, models, encoded, few, work, monkeypatch):
     """Five batches: dying in the last leaves the three that were kept, a signal in the second leaves two."""
     monkeypatch.setattr(module, "BATCHES_PER_STATE", 3)

@@ -93,7 +93,7 @@ def halves(model):
     return blocks | dict.fromkeys([*others, "lm_head"], "cpu")
 
 
-@pytest.mark.parametrize("device_map", ["auto", "cpu", "disk", "halves"])
+@pytest.mark.parametrize("device_map", with_slow(["auto", "cpu", "disk", "halves"], "auto", "cpu"))
 def test_offloaded_weights_give_the_same_bits(device_map, checkpoints):
     config = {"name": "local", "path": str(checkpoints["gpt_neox"])}
     plain = load_model(ModelConfig(**config))
