@@ -5,8 +5,8 @@
     make bench ARGS="cka mutual_knn --device cuda"    on a GPU, those that can; their tables stand beside those of a CPU
 
 Each benchmark has a part of RESULTS.md of its own, between two marks, with the command, the machine, the versions, and
-a digest of the code that it is about, docstrings and comments aside: a test fails where that has changed since. What moved by more than a quarter of
-what the part had before is printed below it.
+a digest of the code that it is about, docstrings and comments aside: a test fails where that has changed since. What
+moved by more than a quarter of what the part had before is printed below it.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import inspect
 import io
 import itertools
@@ -301,8 +302,16 @@ def comments(schema: Any) -> Iterator[tuple[str, str]]:
     """Yield each field of a schema and of those it stems from, with the comment behind it."""
     owners = [*schema.__mro__, *(getattr(schema, "measure_class", None) or object).__mro__]
     for owner in filter(dataclasses.is_dataclass, reversed(owners)):
-        with contextlib.suppress(OSError):  # a class that is declared and not written adds its name alone
-            yield from comments_in(inspect.getsource(owner))
+        yield from comments_of_class(owner)
+
+
+@functools.cache
+def comments_of_class(owner: type) -> list[tuple[str, str]]:
+    """Return each field that a class declares itself, with its comment; many schemas stem from the same classes."""
+    try:
+        return list(comments_in(inspect.getsource(owner)))
+    except OSError:
+        return []  # a class that is declared and not written adds its name alone
 
 
 def comments_in(source: str) -> Iterator[tuple[str, str]]:

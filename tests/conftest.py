@@ -106,6 +106,13 @@ def with_slow(names, *slow):
     return [pytest.param(name, marks=pytest.mark.ci_slow) if name in slow else name for name in names]
 
 
+def every_second(cases):
+    """Return the cases for `parametrize`; every second one is slow, as all of them show one mechanism."""
+    slow = pytest.mark.ci_slow
+    values = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*each, marks=slow if place % 2 else ()) for place, each in enumerate(values)]
+
+
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="where the measures run: cpu or cuda")
     parser.addoption("--figures", help="a folder into which test_figures.py saves its figures, to look at")

@@ -197,6 +197,7 @@ def test_a_long_job_is_announced_and_timing_it_takes_a_small_part_of_it(slow, mo
     assert budget.announcement(config, []) == "", "a short job is not announced"
 
 
+@pytest.mark.ci_slow
 def test_a_function_says_how_long_its_job_takes_unless_it_has_a_budget(slow, monkeypatch, capsys):
     monkeypatch.setattr(running, "may_take_long", lambda config: True)
     monkeypatch.setattr(running, "announcement", lambda config, chosen: f"about 4 hours; {sorted(chosen)}")

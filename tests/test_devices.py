@@ -36,8 +36,8 @@ JOBS = {  # words, the column of numbers, and by how much a device may change th
     "rsa": (("analyze.py", "measure=rsa", *STIMULI), "value", 1e-3),
     "mlem": (("analyze.py", "measure=mlem", *STIMULI), "importance", 5e-3),
 }
-QUICK = ("loss",)
-SLOW = [pytest.param("cpu", name, marks=pytest.mark.slow) for name in JOBS if name not in QUICK]
+QUICK = [pytest.param("cpu", "loss", marks=pytest.mark.ci_slow)]
+SLOW = [pytest.param("cpu", name, marks=pytest.mark.slow) for name in JOBS if name != "loss"]
 GPU = [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in JOBS]
 
 
@@ -52,7 +52,7 @@ def numbers_of(name, cli, minis, text_files, *more):
     return result.details[column].to_numpy(), result.provenance["models"]
 
 
-@pytest.mark.parametrize(("place", "name"), [*(("cpu", name) for name in QUICK), *SLOW, *GPU])
+@pytest.mark.parametrize(("place", "name"), [*QUICK, *SLOW, *GPU])
 def test_every_job_runs_on_its_device_with_the_numbers_of_a_cpu(place, name, cli, minis, text_files, tmp_path):
     tolerance, found = JOBS[name][2], []
     for store, device in (("first", "cpu"), ("second", place), ("third", place)):

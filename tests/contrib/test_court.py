@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import tiny
-from conftest import composed
+from conftest import composed, with_slow
 from stores import made
 from thinkalike.config import TrainerConfig, compose_job
 from thinkalike.contrib.court import job
@@ -189,7 +189,10 @@ def test_real_minis_are_told_from_misleading_sources(cli):
     assert verdict_table(table)["verdict"].tolist() == said
 
 
-@pytest.mark.parametrize("word", ["measure.layer=3", "measure.fit_tokens=10000000", "measure.siblings=[a]"])
+WITH_MODELS = ["measure.layer=3", "measure.fit_tokens=10000000"]  # which are loaded first
+
+
+@pytest.mark.parametrize("word", with_slow([*WITH_MODELS, "measure.siblings=[a]"], *WITH_MODELS))
 def test_what_cannot_be_judged_is_refused(word, cli, words):
     assert word.partition("=")[0] in cli("analyze.py", *words, word).error
 

@@ -185,6 +185,8 @@ DRAWING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("draw", with_slow(DRAWING, ranks), ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize(
+    "draw", with_slow(DRAWING, ranks, groups, similarity_above_planes, directions), ids=lambda draw: draw.__name__
+)
 def test_a_figure_of_contrib_passes_a_reviewer(draw, request):
     check_figure(draw, request.config.getoption("--figures"))

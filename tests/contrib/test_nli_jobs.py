@@ -22,7 +22,7 @@ from classifiers import (
 from classifiers import PAIR_BLOCKS as BLOCKS
 from published_pairs import write
 
-from conftest import CLI, composed, wait_for_state
+from conftest import CLI, composed, wait_for_state, with_slow
 from thinkalike.contrib.populations import all_stitches as module
 from thinkalike.contrib.populations import population
 from thinkalike.contrib.populations.all_stitches import stitched_members
@@ -253,7 +253,7 @@ def plain(members, few):
     return cka_of_transformers(members[:3], few, ROWS)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", with_slow(CHOICES, "cls, small batches", "cls of some"))
 def test_what_cka_reads_can_be_chosen(choice, members, models, few, encoded, plain):
     changes, reference = CHOICES[choice]
     found = likeness_of_members(models, encoded, settings(**changes))
@@ -284,7 +284,7 @@ def die():
     raise RuntimeError("killed")
 
 
-@pytest.mark.parametrize(("way", "left"), [("killed", 2), ("signal", 3)])
+@pytest.mark.parametrize(("way", "left"), [("killed", 2), pytest.param("signal", 3, marks=pytest.mark.ci_slow)])
 def test_interrupted_stitches_go_on_to_the_same_bits(way, left, models, encoded, few, work, monkeypatch):
     """Five batches: dying in the last leaves the three that were kept, a signal in the second leaves two."""
     monkeypatch.setattr(module, "BATCHES_PER_STATE", 3)

@@ -172,7 +172,11 @@ def test_dtype_and_device_reach_all_models_of_an_experiment(name):
         (["experiment=brown2023/figure10", "model=gelu-3l-mini"], "model@target="),
         (["experiment=salle2024/figure2", "model=gpt2"], "it takes 2"),
         (["experiment=salle2024/figure2", "model=gpt2-mini", "model@target=gpt2-mini"], "gpt2-mini"),
-        (["experiment=salle2024/figure3", "measure.conditional_on=Nmber"], "did you mean 'Number'"),
+        pytest.param(
+            ["experiment=salle2024/figure3", "measure.conditional_on=Nmber"],
+            "did you mean 'Number'",
+            marks=pytest.mark.ci_slow,  # it reads the stimuli
+        ),
         (["experiment=brown2023/figure1", "measure=cka"], "measure="),
         (["experiment=brown2023/figure9", "measure=rsa"], "is about measure=cka"),
         (["experiment=brown2023/figure77"], "did you mean 'brown2023/figure"),

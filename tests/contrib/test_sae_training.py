@@ -346,7 +346,10 @@ def test_rates_are_chosen_and_judged_on_different_documents():
     assert [made.index(0, rate, 0) for rate in (0, 1)] == [0, 1]
 
 
-@pytest.mark.parametrize(("word", "message"), [("sae.layer=4", "no layer 4"), ("sae.lr=1e30", "sae.lr=1e+30")])
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("sae.layer=4", "no layer 4"), pytest.param("sae.lr=1e30", "sae.lr=1e+30", marks=pytest.mark.ci_slow)],
+)
 def test_what_cannot_be_done_is_one_line(cli, small, word, message):
     assert message in cli("train.py", *small, word).error
 

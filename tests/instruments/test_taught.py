@@ -234,6 +234,7 @@ def test_a_job_asks_what_was_taught_unless_told_otherwise(mini, tuned):
     assert screen_of(told) == []
 
 
+@pytest.mark.ci_slow
 def test_what_was_taught_can_be_asked_alone(mini, tuned, monkeypatch):
     settings = {"texts": "grammar", "tokens": 512, "tokens_per_part": 128}
     whole = thinkalike.diff("gpt2-mini", tuned, outputs=0, **settings)

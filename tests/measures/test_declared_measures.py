@@ -146,7 +146,7 @@ def test_a_measure_has_exactly_its_declared_invariances(measure, change):
 
 @every
 def test_a_measure_keeps_its_range_symmetry_and_precision(measure):
-    tester.check_range(measure, draws=6)
+    tester.check_range(measure)
     tester.check_order(measure)
     tester.check_precision(measure)
     tester.check_size(measure)

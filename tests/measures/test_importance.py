@@ -11,6 +11,7 @@ import torch
 from scipy.spatial.distance import pdist
 from sklearn.linear_model import Ridge
 
+from conftest import every_second
 from thinkalike.measures import MLEM, feature_importance, jackknife, split_half_reference, splits, stimulus_folds
 from thinkalike.measures.distances.neural import upper_triangle_indices
 from thinkalike.measures.mlem.importance import regrouped
@@ -44,7 +45,7 @@ def rho(model, table, states):
     "params",
     [
         {},
-        {"difference": "scaled", "kinds": "ordinal"},
+        pytest.param({"difference": "scaled", "kinds": "ordinal"}, marks=pytest.mark.ci_slow),
         {"distance": "manhattan", "difference": "scaled", "kinds": "numeric"},
         {"difference": "levels", "kinds": ["nominal", "nominal", "numeric"]},
         pytest.param({"weights": "full"}, marks=pytest.mark.slow),
@@ -297,7 +298,7 @@ WITHOUT_REFERENCE = {
 }
 
 
-@pytest.mark.parametrize("what", WITHOUT_REFERENCE)
+@pytest.mark.parametrize("what", every_second(WITHOUT_REFERENCE))
 def test_a_layer_without_a_split_half_reference_is_refused_by_its_place(what):
     cells, states, groups, message = WITHOUT_REFERENCE[what]
     with pytest.raises(ValueError, match=f"^{message}"):

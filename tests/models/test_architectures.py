@@ -6,7 +6,7 @@ import transformers
 
 import tiny
 from architectures import KNOWN, PAGE, make_models
-from conftest import composed
+from conftest import composed, with_slow
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import run_job
@@ -93,7 +93,7 @@ def halves(model):
     return blocks | dict.fromkeys([*others, "lm_head"], "cpu")
 
 
-@pytest.mark.parametrize("device_map", ["auto", "cpu", "disk", "halves"])
+@pytest.mark.parametrize("device_map", with_slow(["auto", "cpu", "disk", "halves"], "auto", "cpu"))
 def test_offloaded_weights_give_the_same_bits(device_map, checkpoints):
     config = {"name": "local", "path": str(checkpoints["gpt_neox"])}
     plain = load_model(ModelConfig(**config))
@@ -270,7 +270,10 @@ WITHOUT_HEAD = {
 }
 
 
-@pytest.mark.parametrize("kind", WITHOUT_HEAD)
+OF_LIKE_KINDS = ["UMT5EncoderModel", "ElectraForPreTraining", "GPT2Model", "BertForQuestionAnswering"]
+
+
+@pytest.mark.parametrize("kind", with_slow(WITHOUT_HEAD, *OF_LIKE_KINDS))
 def test_a_model_without_a_head_of_tokens_has_states_alone(kind, tmp_path):
     configuration, sizes = WITHOUT_HEAD[kind]
     torch.manual_seed(0)

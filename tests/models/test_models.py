@@ -15,7 +15,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, masking_utils
 
 import hub
 import tiny
-from conftest import composed
+from conftest import composed, with_slow
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.inputs import config_of
@@ -382,7 +382,7 @@ def module_of(folder, kind="AutoModelForCausalLM"):
     return getattr(transformers, kind).from_pretrained(folder, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", with_slow(tiny.FAMILIES, "bert", "gpt_neox"))
 def test_a_model_in_memory_is_that_of_its_folder(family, checkpoints):
     module = module_of(checkpoints[family], "AutoModelForMaskedLM" if family == "bert" else "AutoModelForCausalLM")
     ours, saved = load_model(module, tiny.tokenizer(), name="mine"), load_model(checkpoints[family])

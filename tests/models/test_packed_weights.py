@@ -206,7 +206,9 @@ def llama(tmp_path_factory) -> Path:
     return tiny.write_llama(tmp_path_factory.mktemp("packed") / "base", hidden_size=128)
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq", "bitsandbytes", "bitsandbytes of 8 bits"])
+@pytest.mark.parametrize(
+    "name", ["gptq", "awq", pytest.param("bitsandbytes", marks=pytest.mark.ci_slow), "bitsandbytes of 8 bits"]
+)
 def test_a_packed_copy_comes_from_its_origin(name, llama, tmp_path):
     settings, write = FORMATS[name]
     weights: Tensors = {}

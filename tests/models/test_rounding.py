@@ -7,6 +7,7 @@ import torch
 import transformers
 
 import tiny
+from conftest import with_slow
 from thinkalike.models.load import load_model
 from thinkalike.models.rounding import balanced_sizes, rounded_copy
 from thinkalike.models.stream_basis import stream_basis
@@ -57,7 +58,7 @@ def difference(first, second):
 
 
 @pytest.mark.parametrize("rewrite", [with_rescaled_values, with_other_gains, with_other_order])
-@pytest.mark.parametrize("bits", [3, 5])
+@pytest.mark.parametrize("bits", with_slow([3, 5], 5))
 def test_copies_do_not_depend_on_how_weights_are_written(rewrite, bits):
     model = load_model("gelu-3l-mini")
     module = deepcopy(model.module)
@@ -157,7 +158,7 @@ def with_rotated_stream(model):
     return frozen(module), rotation.float()
 
 
-@pytest.mark.parametrize("bits", [3, 5])
+@pytest.mark.parametrize("bits", with_slow([3, 5], 5))
 @pytest.mark.parametrize("tied", [False, True])
 def test_copies_do_not_depend_on_the_basis_of_the_stream(bits, tied):
     model = rms_norm_model(tie_word_embeddings=tied)

@@ -12,7 +12,7 @@ import yaml
 
 import thinkalike
 from architectures import KNOWN, PAGE, make_models
-from conftest import composed
+from conftest import composed, with_slow
 from function_calls import FEW, TEXTS, bridged
 from pages import DOCS
 from thinkalike import load_model
@@ -90,7 +90,7 @@ def expected(module, tokens, written):
 
 
 @pytest.mark.usefixtures("command_line")
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", with_slow(DRAWN, "mixtral", "gptj", "falcon_mamba"))  # as granitemoe, phi, nemotron_h
 def test_sites_are_what_hooks_of_transformers_see(name, tmp_path):
     make_models.write(KNOWN[name], tmp_path)
     plain = getattr(transformers, KNOWN[name].kind).from_pretrained(tmp_path).eval()

@@ -111,7 +111,7 @@ def test_a_summary_has_the_sentences_and_neither_tables_nor_maps(kind, results):
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize("kind", ["cka", "diff", "rsa"])
+@pytest.mark.parametrize("kind", with_slow(["cka", "diff", "rsa"], "cka", "diff"))
 def test_a_notebook_shows_sentences_figure_and_table_and_no_map_of_characters(kind, results):
     from matplotlib import pyplot
 

@@ -18,6 +18,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 import tiny
+from conftest import with_slow
 from counted_work import counted
 from planted_screens import PLANTED, UNBOUNDED, at, check_dry_run, check_it_fits, check_its_form, tokens
 from thinkalike.config import MEASURES, TASKS, ModelConfig, TrainerConfig, compose_job
@@ -160,7 +161,7 @@ def local(checkpoints, family):
     return ModelConfig(name="local", path=str(checkpoints[family]))
 
 
-@pytest.mark.parametrize("family", [*tiny.FAMILIES, "gelu-3l-mini"])
+@pytest.mark.parametrize("family", with_slow([*tiny.FAMILIES, "gelu-3l-mini"], "gpt_neox"))
 def test_a_shape_is_that_of_the_model_that_is_loaded(checkpoints, family):
     config = local(checkpoints, family) if family in tiny.FAMILIES else compose_job("train", [f"model={family}"]).model
     shape, model = shape_of(config), load_model(config)
@@ -201,7 +202,10 @@ def test_a_pass_takes_its_weights_and_its_attention(checkpoints, family):
     assert tokens.numel() * found.full(24) == pytest.approx(counted(lambda: model.full(tokens)), rel=0.02)
 
 
-@pytest.mark.parametrize("stitch", [{"lr_multiples": [0.5]}, {"floor": False}, {"loss": "kl"}])
+STITCHES = [{"lr_multiples": [0.5]}, {"floor": False}, {"loss": "kl"}]
+
+
+@pytest.mark.parametrize("stitch", with_slow(STITCHES, *STITCHES[1:]))
 def test_the_passes_of_a_training_are_those_of_its_steps(checkpoints, stitch):
     """But for the last token of each row, which predicts nothing, and the maps themselves."""
     paths = [local(checkpoints, name) for name in ("gpt_neox", "gpt2")]

@@ -218,7 +218,7 @@ def test_a_pool_of_wide_states_has_fewer_batches(config, models, told, monkeypat
     assert [len(pool) for pool in read(job, models[:1])] == [4, 4, 4, 4, 4]
 
 
-@pytest.mark.parametrize(("held", "row"), [(None, 80), (1, 64)])
+@pytest.mark.parametrize(("held", "row"), [pytest.param(None, 80, marks=pytest.mark.ci_slow), (1, 64)])
 def test_rows_are_short_where_few_states_are_in_memory(config, models, told, monkeypatch, held, row):
     models[0].context = 128
     if held:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import thinkalike
+from conftest import with_slow
 from planted_headlines import TABLE, of
 from stores import finish
 from thinkalike import open_result
@@ -558,7 +559,7 @@ def test_settings_are_compared_in_one_pass(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("wide", ["settings", "scalars", "headlines"])
+@pytest.mark.parametrize("wide", with_slow(["settings", "scalars", "headlines"], "settings"))
 def test_a_result_of_too_many_columns_hides_no_other(wide, tmp_path, listed):
     """Each of eight results is within its bounds, and together they have more columns than any table."""
     finish(tmp_path, "cka", "plain", {"table": TABLE}, scalars={"mean": 0.5})

@@ -734,8 +734,23 @@ def _number_of_values(override: Override) -> int | float:
 def loading_files_only() -> Iterator[None]:
     """Let Hydra compose by `Loader` while this is open; Hydra takes no loader in another way."""
     overrides_parser = hydra.core.override_parser.overrides_parser
+    compose_mode = hydra._internal.hydra.Hydra.get_mode
+
+    def get_mode(
+        this: hydra._internal.hydra.Hydra, config_name: str | None, overrides: list[str]
+    ) -> RunMode | None:
+        """Return `hydra.mode`, for which Hydra would compose every configuration once more.
+
+        The command line alone may set it, see `check_hydras_settings`.
+        """
+        if not any("hydra" in word for word in overrides):
+            return None
+        mode: RunMode | None = compose_mode(this, config_name, overrides)
+        return mode
+
     with (
         patch.object(hydra._internal.hydra, "ConfigLoaderImpl", Loader),
+        patch.object(hydra._internal.hydra.Hydra, "get_mode", get_mode),
         patch.object(overrides_parser, "HydraOverrideVisitor", NumbersAsWritten),
     ):
         yield
