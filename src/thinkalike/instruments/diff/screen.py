@@ -348,12 +348,12 @@ def effects_in_words(
     for name, (_, row) in zip(names, rows.iterrows(), strict=True):
         restoring = number_text(row["restoring_effect"], ".0%")
         transplanting = number_text(row["transplanting_effect"], ".0%")
-        mean = _value_with_interval(row, "mean_effect", ".0%")
-        shares.append(
-            f"{name}: restoring {restoring}, transplanting {transplanting} (mean {mean})"
-        )
+        if is_repeated:
+            shares.append(f"{name}: {restoring} and {transplanting}")
+        else:
+            shares.append(f"{name}: restoring {restoring}, transplanting {transplanting}")
     if is_repeated:
-        return f"The same shares for one {what}{which}: {'; '.join(shares)}."
+        return f"The same two shares for one {what}{which}: {', '.join(shares)}."
     return (
         f"Share of the KL that disappears when one {what} of the base is put back (restoring), "
         f"and that appears when one of the changed model is put into the base "
