@@ -97,8 +97,6 @@ OF_COMMAND_LINES = (
     "completion.py",
     "forecast.py",
     "instruments/trajectory/instrument.py",  # composes the training that it follows
-    "training/microbatches.py",  # a benchmark is of this code, and is made anew if it changes
-    "training/stitching.py",
     "measures/chance.py",  # says that it is a command line that has this setting
     "measures/row_groups.py",
 )

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from thinkalike.advice import named_setting
 from thinkalike.config import TrainerConfig
 from thinkalike.errors import ResourceError
 from thinkalike.memory import (
@@ -210,8 +211,9 @@ def largest_microbatch(
         if room <= 0 or size == SMALLEST_MICROBATCH:
             raise ResourceError(
                 f"one row of text and {len(weights)} stitches do not fit into memory: "
-                f"{budget.limit}; set trainer.recompute=true, lower data.context, choose fewer or "
-                "later layers, or stitch=low_rank"
+                f"{budget.limit}; set {named_setting('trainer.recompute', True)}, lower "
+                f"{named_setting('data.context')}, choose fewer or later layers, or "
+                f"{named_setting('stitch', 'low_rank')}"
             )
         size = _half(size)
         free_cached_memory(rows.device)

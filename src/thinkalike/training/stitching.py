@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 
+from thinkalike.advice import named_setting
 from thinkalike.config import TrainerConfig
 from thinkalike.data.rows import PackedLayout
 from thinkalike.measures.closed_forms import AffineMap
@@ -285,7 +286,7 @@ class StitchTraining(SteppedModule):
         mean_over_processes = self.over_processes(losses)
         self.curve[self.global_step] = mean_over_processes
         names = [f"loss/{layer}-{depth}" for layer, depth in self.layer_pairs]
-        remedy = f"lower stitch.lr={self.config.peak:g}"
+        remedy = f"lower {named_setting('stitch.lr', like=format(self.config.peak, 'g'))}"
         self.log_losses(mean_over_processes, names, remedy=remedy)
         return losses.sum()
 
