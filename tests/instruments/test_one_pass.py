@@ -291,7 +291,7 @@ def agree(one, other):
     [
         (150, 0, "none"),
         (601, 2, "none"),
-        (150, 2, "token"),
+        pytest.param(150, 2, "token", marks=pytest.mark.ci_slow),
         pytest.param(601, 0, "token", marks=pytest.mark.ci_slow),
     ],
 )

@@ -6,7 +6,7 @@ import transformers
 
 import tiny
 from architectures import KNOWN, PAGE, make_models
-from conftest import composed, with_slow
+from conftest import composed, every_second, with_slow
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import run_job
@@ -22,7 +22,7 @@ SAMPLE = (  # other attention in every second layer, capped logits, states betwe
 
 
 @pytest.mark.parametrize(
-    "name", [*SAMPLE, *(pytest.param(n, marks=pytest.mark.slow) for n in KNOWN.keys() - {*SAMPLE})]
+    "name", [*every_second(SAMPLE), *(pytest.param(n, marks=pytest.mark.slow) for n in KNOWN.keys() - {*SAMPLE})]
 )
 def test_the_page_of_models_is_true(name, tmp_path):
     assert make_models.row(KNOWN[name], tmp_path / "m") in PAGE

@@ -146,7 +146,8 @@ def found(model):
 
 
 @pytest.mark.parametrize(
-    ("name", "site", "attention"), [("gpt_neox", "z", "attention"), ("llama", "resid_mid", "self_attn")]
+    ("name", "site", "attention"),
+    [pytest.param("gpt_neox", "z", "attention", marks=pytest.mark.ci_slow), ("llama", "resid_mid", "self_attn")],
 )
 def test_a_block_that_adds_nothing_has_the_form_of_the_others(name, site, attention, tmp_path):
     make_models.write(KNOWN[name], tmp_path)
