@@ -111,7 +111,7 @@ from thinkalike.config.references import (
     literal,
 )
 from thinkalike.config.schema import SettingValues
-from thinkalike.config.sweep_checks import check_counts, length_of_range
+from thinkalike.config.sweep_checks import check_jobs_of_sweep, length_of_range
 from thinkalike.config.written import (
     NumberTexts,
     drop_texts,
@@ -360,7 +360,7 @@ def plain_settings(config: object) -> Settings:
     return _by_name(OmegaConf.to_container(config, resolve=False))
 
 
-def resolved(settings: Settings) -> Settings:
+def resolved_settings(settings: Settings) -> Settings:
     """Return settings with what their ${...} stand for."""
     return _by_name(OmegaConf.to_container(OmegaConf.create(settings), resolve=True))
 
@@ -711,7 +711,7 @@ def check_number_of_jobs(hydra_config: HydraConf) -> None:
     counts: dict[str, int | float] = {}  # the last override of a key replaces those before it
     for override in parser.parse_overrides([*words, *_words_of_task(hydra_config)]):
         counts[override.get_key_element()] = _number_of_values(override)
-    check_counts(counts, sweeper.max_batch_size)
+    check_jobs_of_sweep(counts, sweeper.max_batch_size)
 
 
 def _number_of_values(override: Override) -> int | float:
@@ -837,7 +837,7 @@ class HydraOptions:
             settings = dict(_option(group, name, paths))
             for key, value in overrides.items():
                 settings[key] = literal(value)
-        return resolved(settings)
+        return resolved_settings(settings)
 
 
 @cache

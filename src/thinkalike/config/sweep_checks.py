@@ -13,7 +13,7 @@ JOBLIB_LAUNCHER = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLau
 JOBLIB_ALWAYS = {"backend": "loky", "prefer": "processes"}
 
 
-def check_counts(counts: Mapping[str, int | float], max_batch_size: int | None) -> None:
+def check_jobs_of_sweep(counts: Mapping[str, int | float], max_batch_size: int | None) -> None:
     """Check that a sweep has jobs, and not too many.
 
     Args:
