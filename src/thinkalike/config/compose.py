@@ -696,7 +696,7 @@ def _with_quoted_path(word: str) -> str:
 # ---- sweeps
 
 
-def check_number_of_jobs(hydra_config: HydraConf) -> None:
+def check_number_of_jobs(hydra_config: DictConfig) -> None:
     """Check that Hydra's usual sweeper would not make too many jobs.
 
     Raises:

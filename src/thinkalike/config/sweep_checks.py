@@ -37,7 +37,7 @@ def check_jobs_of_sweep(counts: Mapping[str, int | float], max_batch_size: int |
         )
 
 
-def length_of_range(start: float, stop: float, step: float) -> int | float:
+def length_of_range(start: int | float, stop: int | float, step: int | float) -> int | float:
     """Return how many values range(start, stop, step) has, without making them."""
     if not step:
         return math.inf
