@@ -17,7 +17,6 @@ from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
-from unittest.mock import patch
 
 import hydra
 import hydra._internal.hydra
@@ -733,11 +732,14 @@ def _number_of_values(override: Override) -> int | float:
 @contextlib.contextmanager
 def loading_files_only() -> Iterator[None]:
     """Let Hydra compose by `Loader` while this is open; Hydra takes no loader in another way."""
-    overrides_parser = hydra.core.override_parser.overrides_parser
-    with (
-        patch.object(hydra._internal.hydra, "ConfigLoaderImpl", Loader),
-        patch.object(overrides_parser, "HydraOverrideVisitor", NumbersAsWritten),
-    ):
+    replacements = (
+        (hydra._internal.hydra, "ConfigLoaderImpl", Loader),
+        (hydra.core.override_parser.overrides_parser, "HydraOverrideVisitor", NumbersAsWritten),
+    )
+    with contextlib.ExitStack() as restored:
+        for module, name, replacement in replacements:
+            restored.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, replacement)
         yield
 
 
