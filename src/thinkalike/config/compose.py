@@ -17,7 +17,6 @@ from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
-from unittest.mock import patch
 
 import hydra
 import hydra._internal.hydra
@@ -111,7 +110,7 @@ from thinkalike.config.references import (
     literal,
 )
 from thinkalike.config.schema import SettingValues
-from thinkalike.config.sweep_checks import check_counts, length_of_range
+from thinkalike.config.sweep_checks import check_jobs_of_sweep, length_of_range
 from thinkalike.config.written import (
     NumberTexts,
     drop_texts,
@@ -360,7 +359,7 @@ def plain_settings(config: object) -> Settings:
     return _by_name(OmegaConf.to_container(config, resolve=False))
 
 
-def resolved(settings: Settings) -> Settings:
+def resolved_settings(settings: Settings) -> Settings:
     """Return settings with what their ${...} stand for."""
     return _by_name(OmegaConf.to_container(OmegaConf.create(settings), resolve=True))
 
@@ -696,7 +695,7 @@ def _with_quoted_path(word: str) -> str:
 # ---- sweeps
 
 
-def check_number_of_jobs(hydra_config: HydraConf) -> None:
+def check_number_of_jobs(hydra_config: DictConfig) -> None:
     """Check that Hydra's usual sweeper would not make too many jobs.
 
     Raises:
@@ -711,7 +710,7 @@ def check_number_of_jobs(hydra_config: HydraConf) -> None:
     counts: dict[str, int | float] = {}  # the last override of a key replaces those before it
     for override in parser.parse_overrides([*words, *_words_of_task(hydra_config)]):
         counts[override.get_key_element()] = _number_of_values(override)
-    check_counts(counts, sweeper.max_batch_size)
+    check_jobs_of_sweep(counts, sweeper.max_batch_size)
 
 
 def _number_of_values(override: Override) -> int | float:
@@ -748,11 +747,15 @@ def loading_files_only() -> Iterator[None]:
         mode: RunMode | None = compose_mode(this, config_name, overrides)
         return mode
 
-    with (
-        patch.object(hydra._internal.hydra, "ConfigLoaderImpl", Loader),
-        patch.object(hydra._internal.hydra.Hydra, "get_mode", get_mode),
-        patch.object(overrides_parser, "HydraOverrideVisitor", NumbersAsWritten),
-    ):
+    replacements = (
+        (hydra._internal.hydra, "ConfigLoaderImpl", Loader),
+        (hydra._internal.hydra.Hydra, "get_mode", get_mode),
+        (overrides_parser, "HydraOverrideVisitor", NumbersAsWritten),
+    )
+    with contextlib.ExitStack() as restored:
+        for owner, name, replacement in replacements:
+            restored.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, replacement)
         yield
 
 
@@ -852,7 +855,7 @@ class HydraOptions:
             settings = dict(_option(group, name, paths))
             for key, value in overrides.items():
                 settings[key] = literal(value)
-        return resolved(settings)
+        return resolved_settings(settings)
 
 
 @cache

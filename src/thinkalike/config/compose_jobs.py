@@ -24,7 +24,7 @@ from thinkalike.config.compose import (
     plain_settings,
     read_overrides,
     references_in,
-    resolved,
+    resolved_settings,
     trust_plugins_of,
     values_of,
 )
@@ -125,7 +125,7 @@ def _checked(
     # Texts that are put together from others may read what no file is seen to read.
     read = environment_in(settings, references_in)
     check_environment(read, environment_named_in(overrides), "the configuration")
-    settings = resolved(settings)
+    settings = resolved_settings(settings)
     check_plugins(settings, values_of)  # also of names that ${...} has put together
     check_names(settings, choices, keys, file_notes().of_jobs)
     config = job_of_settings(settings)

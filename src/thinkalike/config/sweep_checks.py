@@ -13,7 +13,7 @@ JOBLIB_LAUNCHER = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLau
 JOBLIB_ALWAYS = {"backend": "loky", "prefer": "processes"}
 
 
-def check_counts(counts: Mapping[str, int | float], max_batch_size: int | None) -> None:
+def check_jobs_of_sweep(counts: Mapping[str, int | float], max_batch_size: int | None) -> None:
     """Check that a sweep has jobs, and not too many.
 
     Args:
@@ -37,7 +37,7 @@ def check_counts(counts: Mapping[str, int | float], max_batch_size: int | None) 
         )
 
 
-def length_of_range(start: float, stop: float, step: float) -> int | float:
+def length_of_range(start: int | float, stop: int | float, step: int | float) -> int | float:
     """Return how many values range(start, stop, step) has, without making them."""
     if not step:
         return math.inf

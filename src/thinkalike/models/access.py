@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
-from unittest.mock import patch
 
 from thinkalike.advice import named_setting
 from thinkalike.config import ModelConfig
@@ -153,7 +152,8 @@ def _hub_commit(config: ModelConfig) -> Iterator[str]:
             cause = cause_on_hub(config, commit.trouble)
             log.warning("using the cached files of %s: %s", repository, cause)
             # Otherwise the hub, which does not answer, would be asked for each file.
-            contexts.enter_context(patch.object(constants, "HF_HUB_OFFLINE", True))
+            contexts.callback(setattr, constants, "HF_HUB_OFFLINE", constants.HF_HUB_OFFLINE)
+            constants.HF_HUB_OFFLINE = True
         contexts.enter_context(reading("model", repository, commit.sha))
         try:
             yield commit.sha
