@@ -11,10 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Count
-from thinkalike.measures.contract import SAME_SHAPE, LayerMeasure, ModelPairs, Pair, Prepared
+from thinkalike.measures.contract import SAME_SHAPE, LayerMeasure, ModelPairs, Pair
 from thinkalike.measures.powers_of_two import power_of_two_unit
 from thinkalike.measures.row_groups import SUM_ROUNDING, RowGroups
 from thinkalike.measures.splitmix import random_codes
+from thinkalike.measures.working_copies import Prepared
 from thinkalike.ranges import parameter
 
 NEIGHBOURS = 10
