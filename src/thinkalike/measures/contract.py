@@ -56,6 +56,24 @@ SAME_SHAPE: frozenset[Invariance] = frozenset(
 BAD_INPUT: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "unequal_rows", "constant"})
 
 
+# Each fast path, by the attributes that offer it, with the methods whose values it gives in less
+# time. It holds for these methods of the class that defines it, and not for those of a subclass.
+STANDS_FOR: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("compare_all",): ("compare",),
+    ("prepares_together", "prepare_all"): ("prepare",),
+    ("leaves_out_parts", "compare_leaving_out_parts"): ("prepare", "compare", "compare_all"),
+    ("has_units",): ("prepare", "compare", "compare_all"),
+    ("has_leverage", "leverage"): ("prepare",),
+    ("is_unbiased",): ("prepare", "compare", "compare_all", "ratios"),
+    ("compares_within_groups", "within", "similarities"): (
+        "prepare",
+        "compare",
+        "compare_all",
+        "ratios",
+    ),
+}
+
+
 class ModelPairs(NamedTuple):
     """The layers of several models, and which models are compared.
 
@@ -106,6 +124,7 @@ class FastPaths(Generic[Prepared]):
     """The optional half of a measure: what compares many layers in less time.
 
     A subclass sets an attribute, or computes it as a property, where it has written the method.
+    What it offers holds for the methods of that class, see `STANDS_FOR`.
 
     Attributes:
         prepares_together: Whether layers of one shape can be prepared at once, by `prepare_all`.
@@ -251,6 +270,27 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     in_atlas: ClassVar[bool] = False
     in_benchmarks: ClassVar[bool] = False
     smallest: ClassVar[Mapping[str, int | float | str]] = {}
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Give a subclass only those fast paths that stand for its own methods.
+
+        A fast path of a parent gives the values of the parent. A subclass that overrides a method
+        for which it stands has the slow path, unless it defines the fast path as well.
+        """
+        super().__init_subclass__(**kwargs)
+        for offered_by, methods in STANDS_FOR.items():
+            # Of its attributes the first one turns the fast path on.
+            default = getattr(LayerMeasure, offered_by[0])
+            if getattr(cls, offered_by[0]) is default:
+                continue
+            if cls._generations_to(methods) < cls._generations_to(offered_by):
+                setattr(cls, offered_by[0], default)
+
+    @classmethod
+    def _generations_to(cls, names: Sequence[str]) -> int:
+        """Return how far up the class is that last defined one of these; 0: the class itself."""
+        classes = enumerate(cls.__mro__)
+        return min(i for i, parent in classes if not vars(parent).keys().isdisjoint(names))
 
     @property
     def fewest(self) -> int:

@@ -330,7 +330,8 @@ class MutualKNN(OfNeighbours[Tensor]):
         self, first: Int[Tensor, "kept k"], second: Int[Tensor, "kept k"]
     ) -> Float[Tensor, ""]:
         """Return the share of neighbours that two layers have in common, in [0, 1]."""
-        shares = self.compare_all([first, second], ModelPairs([[0], [1]], [(0, 1)]))
+        model_pairs = ModelPairs([[0], [1]], [(0, 1)])
+        shares = MutualKNN.compare_all(self, [first, second], model_pairs)  # may be overridden
         return shares[0, 1][0, 0]
 
     def reordered(
