@@ -304,6 +304,15 @@ def test_what_compares_all_layers_at_once_gives_numbers_in_any_form(value):
     assert thinkalike.compare(rows, rows[:, :1], measure=fast(value)).arrays["value"] == 0.5
 
 
+@pytest.mark.parametrize(
+    "value", [np.ma.masked, np.ma.array(0.5, mask=True), [np.ma.masked], (np.ma.array([1], mask=[1]),)]
+)
+def test_what_is_masked_is_no_number(value):
+    assert real_numbers(value, "bad").isnan()
+    assert real_numbers([[np.ma.masked, 1.0]], "bad", (1, 2)).isnan().tolist() == [[True, False]]
+    assert real_numbers(np.ma.array([0.5], mask=[False]), "bad") == 0.5, "control"
+
+
 def test_an_instance_of_a_class_of_ones_own_is_a_measure():
     measure = measure_class(compare=lambda self, x, y: 0.5)()
     rows = torch.arange(12.0).reshape(6, 2).sin()

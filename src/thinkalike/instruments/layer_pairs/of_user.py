@@ -76,7 +76,7 @@ class OfFunction(LayerMeasure[Tensor]):
 def real_numbers(value: object, kind: str, shape: tuple[int, ...] = ()) -> Tensor:
     """Return what a user's measure gives as a tensor of real numbers.
 
-    They may be NaN or infinite. A tensor keeps its dtype and its
+    They may be NaN or infinite; what is masked becomes NaN. A tensor keeps its dtype and its
     gradient.
 
     Args:
@@ -88,6 +88,7 @@ def real_numbers(value: object, kind: str, shape: tuple[int, ...] = ()) -> Tenso
         PluginError: It has no real numbers of at most 1e300, or not of this shape.
     """
     wanted = f"real numbers of the shape {shape}" if shape else "one real number"
+    value = _with_nan_for_masked(value)
     try:
         if isinstance(value, Tensor):
             is_complex = value.is_complex()
@@ -115,6 +116,16 @@ def real_numbers(value: object, kind: str, shape: tuple[int, ...] = ()) -> Tenso
             "largest number"
         )
     return numbers
+
+
+def _with_nan_for_masked(value: object) -> object:
+    """Return a value with NaN in place of what NumPy masks, of which others read what is below."""
+    if isinstance(value, np.ma.MaskedArray):
+        numbers = value.astype(np.result_type(value.dtype, np.float64))  # an integer has no NaN
+        return np.ma.filled(numbers, np.nan).tolist()
+    if isinstance(value, list | tuple):
+        return [_with_nan_for_masked(part) for part in value]
+    return value
 
 
 def with_errors_that_name_it(measure: AnyMeasure, kind: str) -> AnyMeasure:
