@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from thinkalike import StitchModule, plugins
 from thinkalike.config import measure_schema
 from thinkalike.errors import ConfigError, PluginError, StitchError
 from thinkalike.instruments import instrument_of
-from thinkalike.instruments.layer_pairs.of_user import OfFunction, StatesByUser
+from thinkalike.instruments.layer_pairs.of_user import OfFunction, StatesByUser, real_numbers
 from thinkalike.job.planning import plan
 from thinkalike.measures import LayerMeasure
 from thinkalike.plugins import MeasurePlugin
@@ -267,6 +268,49 @@ def test_a_class_of_ones_own_is_blamed_as_a_function_is(methods, reason):
     rows = torch.arange(12.0).reshape(6, 2).sin()
     with pytest.raises(PluginError, match=f"^measure Mine {reason}"):
         thinkalike.compare(rows, rows[:, :1], measure=measure_class(**methods))
+
+
+def fast(value):
+    """A class whose `compare_all` gives this for each pair of models, of one layer each."""
+    return measure_class(
+        compare=lambda self, x, y: 0.5,
+        compare_all=lambda self, layers, model_pairs: dict.fromkeys(model_pairs.pairs, value),
+    )
+
+
+def no_layer(self, layers, model_pairs):
+    raise KeyError("no such\nlayer")
+
+
+@pytest.mark.parametrize(("measure", "reason"), [
+    (measure_class(compare=max, compare_all=no_layer), "raised KeyError: "),
+    (measure_class(compare=max, compare_all=lambda *given: None), "must give a dictionary .* none for"),
+    (measure_class(compare=max, compare_all=lambda *given: {}), "must give a dictionary .* none for"),
+    (fast(torch.ones(2, 1)), r"must give real numbers of the shape \(1, 1\): it has the shape"),
+    (fast(torch.ones(1, 1) * 1j), "must give real numbers .* complex"),
+    (fast([["high"]]), "must give real numbers"),
+    (fast([[8e300]]), "gives 8e"),
+])  # fmt: skip
+def test_what_compares_all_layers_at_once_is_blamed_as_what_compares_two_is(measure, reason):
+    rows = torch.arange(12.0).reshape(6, 2).sin()
+    with pytest.raises(PluginError, match=f"^measure Mine {reason}") as raised:
+        thinkalike.compare(rows, rows[:, :1], measure=measure)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [torch.full((1, 1), 0.5), np.full((1, 1), 0.5), [[0.5]]])
+def test_what_compares_all_layers_at_once_gives_numbers_in_any_form(value):
+    rows = torch.arange(12.0).reshape(6, 2).sin()
+    assert thinkalike.compare(rows, rows[:, :1], measure=fast(value)).arrays["value"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "value", [np.ma.masked, np.ma.array(0.5, mask=True), [np.ma.masked], (np.ma.array([1], mask=[1]),)]
+)
+def test_what_is_masked_is_no_number(value):
+    assert real_numbers(value, "bad").isnan()
+    assert real_numbers([[np.ma.masked, 1.0]], "bad", (1, 2)).isnan().tolist() == [[True, False]]
+    assert real_numbers(np.ma.array([0.5], mask=[False]), "bad") == 0.5, "control"
 
 
 def test_an_instance_of_a_class_of_ones_own_is_a_measure():

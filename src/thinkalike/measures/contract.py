@@ -19,33 +19,27 @@ time; a measure without them gives the same numbers.
 from __future__ import annotations
 
 import dataclasses
-import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
-from types import FunctionType
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.code_text import content_of
-from thinkalike.errors import one_line
 from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.powers_of_two import power_of_two_unit
 from thinkalike.measures.row_groups import RowGroups, common_dtype
 from thinkalike.measures.rows import indices_where, labels_of_rows, rows_of
+from thinkalike.measures.working_copies import Prepared, WorkingCopy, copied
 from thinkalike.ranges import check_within
 
 # entries of each matrix on a CPU: those of all layers of two models stay in the cache
 ENTRIES_AT_ONCE = 2**16
 Pair = tuple[int, int]  # the indices of two models, which may be the same model
-Prepared = TypeVar("Prepared")  # what a measure makes of a layer
 
 Invariance = Literal[
     "orthogonal",
@@ -60,6 +54,24 @@ SAME_SHAPE: frozenset[Invariance] = frozenset(
     {"orthogonal", "isotropic_scaling", "translation", "row_permutation"}
 )
 BAD_INPUT: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "unequal_rows", "constant"})
+
+
+# Each fast path, by the attributes that offer it, with the methods whose values it gives in less
+# time. It holds for these methods of the class that defines it, and not for those of a subclass.
+STANDS_FOR: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("compare_all",): ("compare",),
+    ("prepares_together", "prepare_all"): ("prepare",),
+    ("leaves_out_parts", "compare_leaving_out_parts"): ("prepare", "compare", "compare_all"),
+    ("has_units",): ("prepare", "compare", "compare_all"),
+    ("has_leverage", "leverage"): ("prepare",),
+    ("is_unbiased",): ("prepare", "compare", "compare_all", "ratios"),
+    ("compares_within_groups", "within", "similarities"): (
+        "prepare",
+        "compare",
+        "compare_all",
+        "ratios",
+    ),
+}
 
 
 class ModelPairs(NamedTuple):
@@ -112,6 +124,7 @@ class FastPaths(Generic[Prepared]):
     """The optional half of a measure: what compares many layers in less time.
 
     A subclass sets an attribute, or computes it as a property, where it has written the method.
+    What it offers holds for the methods of that class, see `STANDS_FOR`.
 
     Attributes:
         prepares_together: Whether layers of one shape can be prepared at once, by `prepare_all`.
@@ -258,6 +271,27 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     in_benchmarks: ClassVar[bool] = False
     smallest: ClassVar[Mapping[str, int | float | str]] = {}
 
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Give a subclass only those fast paths that stand for its own methods.
+
+        A fast path of a parent gives the values of the parent. A subclass that overrides a method
+        for which it stands has the slow path, unless it defines the fast path as well.
+        """
+        super().__init_subclass__(**kwargs)
+        for offered_by, methods in STANDS_FOR.items():
+            # Of its attributes the first one turns the fast path on.
+            default = getattr(LayerMeasure, offered_by[0])
+            if getattr(cls, offered_by[0]) is default:
+                continue
+            if cls._generations_to(methods) < cls._generations_to(offered_by):
+                setattr(cls, offered_by[0], default)
+
+    @classmethod
+    def _generations_to(cls, names: Sequence[str]) -> int:
+        """Return how far up the class is that last defined one of these; 0: the class itself."""
+        classes = enumerate(cls.__mro__)
+        return min(i for i, parent in classes if not vars(parent).keys().isdisjoint(names))
+
     @property
     def fewest(self) -> int:
         """The least number of rows that can be compared."""
@@ -297,7 +331,8 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     def compare(self, first: Prepared, second: Prepared) -> Float[Tensor, ""]:
         """Return the value of two prepared layers; if the measure is a ratio, its numerator.
 
-        A class outside of this package gets copies of its own, which it may change.
+        A class outside of this package gets a working copy of each layer, which it may change. It
+        is the same object for all pairs of one call of `compare_all`.
         """
 
     def reordered(self, prepared: Prepared, order: Int[Tensor, " n"]) -> Prepared:
@@ -322,18 +357,33 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         Returns:
             A matrix for each pair of models.
         """
-        compare = self.compare
-        if self._is_of_others:
-            compare = self._compare_copies
-        return compare_one_by_one(compare, layers, model_pairs, self.is_symmetric)
+        if not self._is_of_others:
+            return compare_one_by_one(self.compare, layers, model_pairs, self.is_symmetric)
+        copies = [WorkingCopy(layer, type(self).__name__) for layer in layers]
+        return compare_one_by_one(self._compare_copies, copies, model_pairs, self.is_symmetric)
 
-    def _compare_copies(self, first: Prepared, second: Prepared) -> Float[Tensor, ""]:
+    def _compare_copies(
+        self, first: WorkingCopy[Prepared], second: WorkingCopy[Prepared]
+    ) -> Float[Tensor, ""]:
         """Return the value of copies of two prepared layers, which other pairs are given as well.
 
         Raises:
             ValueError: A prepared layer cannot be copied.
         """
-        return self.compare(self.copied(first), self.copied(second))
+        if first is second:
+            try:
+                value = self.compare(first.copy, first.copy)
+            except Exception:
+                if not first.restore():
+                    raise
+            else:
+                if not first.restore():
+                    return value
+            second = first.twin  # a change of one of them must not be a change of both
+        value = self.compare(first.copy, second.copy)
+        first.restore()
+        second.restore()
+        return value
 
     def copied(self, prepared: Prepared) -> Prepared:
         """Return a prepared layer for a single use: a copy, for a class outside of this package.
@@ -343,22 +393,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         """
         if not self._is_of_others:
             return prepared
-        copies: dict[int, Any] = {}  # the memo of `deepcopy`
-        try:
-            with _GradientsPassCopies():
-                copy = deepcopy(prepared, copies)
-            # `deepcopy` keeps all that it copied in a list, under the `id` of the dictionary.
-            for original in [prepared, *copies.get(id(copies), [])]:
-                for held in [original, *gc.get_referents(original)]:
-                    if isinstance(held, FunctionType) and _holds_values(held, set()):
-                        raise TypeError(f"the function {held.__qualname__} holds values")
-        except Exception as error:  # an object may raise any when it is copied
-            raise ValueError(
-                f"what {type(self).__name__}.prepare returns cannot be copied for each pair "
-                f"({one_line(error)}): return tensors or arrays, or if nothing changes it, an "
-                "object whose __deepcopy__ returns itself"
-            ) from error
-        return copy
+        return copied(prepared, type(self).__name__)
 
     @property
     def _is_of_others(self) -> bool:
@@ -511,38 +546,6 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 
 
 AnyMeasure = LayerMeasure[Any]  # whatever it prepares
-
-
-class _GradientsPassCopies(TorchFunctionMode):
-    """Lets `deepcopy` clone tensors with a gradient, which it refuses or would detach."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is Tensor.__deepcopy__ and args[0].requires_grad:
-            tensor, copies = args
-            copies[id(tensor)] = tensor.clone()
-            return copies[id(tensor)]
-        return func(*args, **(kwargs or {}))
-
-
-def _holds_values(function: FunctionType, seen: set[int]) -> bool:
-    """Return whether a function, which `deepcopy` does not copy, holds values that may change.
-
-    They are in the variables of its closure and in its defaults, and in those of functions there.
-
-    Args:
-        function: The function.
-        seen: The `id` of each function that was looked at before.
-    """
-    seen.add(id(function))
-    variables = [content_of(cell) for cell in function.__closure__ or ()]
-    variables += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    for variable in variables:
-        if isinstance(variable, FunctionType):
-            if id(variable) not in seen and _holds_values(variable, seen):
-                return True
-        elif deepcopy(variable) is not variable:
-            return True
-    return False
 
 
 def compare_one_by_one(

@@ -155,7 +155,8 @@ class CKAMeasure(LayerMeasure[CentredRows]):
     def compare(self, first: CentredRows, second: CentredRows) -> Float[Tensor, ""]:
         """Return the HSIC of two prepared layers."""
         model_pairs = ModelPairs([[0], [1]], [(0, 0), (0, 1), (1, 1)])
-        return self.compare_all([first, second], model_pairs)[0, 1][0, 0]
+        # That of a subclass may call `compare`.
+        return CKAMeasure.compare_all(self, [first, second], model_pairs)[0, 1][0, 0]
 
     def reordered(self, prepared: CentredRows, order: Int[Tensor, " n"]) -> CentredRows:
         """Return a prepared layer whose row i is the former row order[i]."""

@@ -11,10 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import Count
-from thinkalike.measures.contract import SAME_SHAPE, LayerMeasure, ModelPairs, Pair, Prepared
+from thinkalike.measures.contract import SAME_SHAPE, LayerMeasure, ModelPairs, Pair
 from thinkalike.measures.powers_of_two import power_of_two_unit
 from thinkalike.measures.row_groups import SUM_ROUNDING, RowGroups
 from thinkalike.measures.splitmix import random_codes
+from thinkalike.measures.working_copies import Prepared
 from thinkalike.ranges import parameter
 
 NEIGHBOURS = 10
@@ -329,7 +330,8 @@ class MutualKNN(OfNeighbours[Tensor]):
         self, first: Int[Tensor, "kept k"], second: Int[Tensor, "kept k"]
     ) -> Float[Tensor, ""]:
         """Return the share of neighbours that two layers have in common, in [0, 1]."""
-        shares = self.compare_all([first, second], ModelPairs([[0], [1]], [(0, 1)]))
+        model_pairs = ModelPairs([[0], [1]], [(0, 1)])
+        shares = MutualKNN.compare_all(self, [first, second], model_pairs)  # may be overridden
         return shares[0, 1][0, 0]
 
     def reordered(

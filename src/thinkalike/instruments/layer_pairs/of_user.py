@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, make_dataclass
 from functools import cache
@@ -31,7 +31,7 @@ from thinkalike.instruments.layer_pairs.by_measure import (
     parts_of_measure,
     settings_of_parameters,
 )
-from thinkalike.measures.contract import AnyMeasure, LayerMeasure
+from thinkalike.measures.contract import AnyMeasure, LayerMeasure, ModelPairs, Pair
 from thinkalike.plugins import MeasurePlugin, name_in_memory
 from thinkalike.store.record import LARGEST_NUMBER
 
@@ -70,21 +70,25 @@ class OfFunction(LayerMeasure[Tensor]):
         """
         with plugins.blaming(f"measure {self.kind}"):
             value = self.function(first.clone(), second.clone())
-        return one_number(value, self.kind).to(torch.float64)
+        return real_numbers(value, self.kind).to(torch.float64)
 
 
-def one_number(value: object, kind: str) -> Float[Tensor, ""]:
-    """Return what a user's measure gives for two layers as a tensor of one real number.
+def real_numbers(value: object, kind: str, shape: tuple[int, ...] = ()) -> Tensor:
+    """Return what a user's measure gives as a tensor of real numbers.
 
-    It may be NaN or infinite. A tensor keeps its dtype and its gradient.
+    They may be NaN or infinite; what is masked becomes NaN. A tensor keeps its dtype and its
+    gradient.
 
     Args:
         value: What the measure gives.
         kind: What errors call the measure.
+        shape: The shape that it must have; (): one number.
 
     Raises:
-        PluginError: It is no real number of at most 1e300, or more than one.
+        PluginError: It has no real numbers of at most 1e300, or not of this shape.
     """
+    wanted = f"real numbers of the shape {shape}" if shape else "one real number"
+    value = _with_nan_for_masked(value)
     try:
         if isinstance(value, Tensor):
             is_complex = value.is_complex()
@@ -93,21 +97,35 @@ def one_number(value: object, kind: str) -> Float[Tensor, ""]:
         if is_complex:  # of which torch would take the real part
             raise TypeError("it is complex")
         if isinstance(value, Tensor) and value.is_floating_point():
-            number = value.reshape(())
+            numbers = value
         else:
-            number = torch.as_tensor(value, dtype=torch.float64).reshape(())
-        if number.is_meta:
+            numbers = torch.as_tensor(value, dtype=torch.float64)
+        if shape and numbers.shape != shape:  # a single number may have any number of axes
+            raise TypeError(f"it has the shape {tuple(numbers.shape)}")
+        numbers = numbers.reshape(shape)
+        if numbers.is_meta:
             raise TypeError("it is on the device meta, without a value")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         reason = one_line(error)
-        raise PluginError(f"measure {kind} must give one real number: {reason}") from None
-    size = abs(float(number.detach()))
-    if LARGEST_NUMBER < size < math.inf:
+        raise PluginError(f"measure {kind} must give {wanted}: {reason}") from None
+    sizes = numbers.detach().abs()
+    too_large = numbers.detach()[(sizes > LARGEST_NUMBER) & (sizes < math.inf)]
+    if len(too_large):
         raise PluginError(
-            f"measure {kind} gives {float(number.detach()):g}, and {LARGEST_NUMBER:g} is the "
+            f"measure {kind} gives {float(too_large[0]):g}, and {LARGEST_NUMBER:g} is the "
             "largest number"
         )
-    return number
+    return numbers
+
+
+def _with_nan_for_masked(value: object) -> object:
+    """Return a value with NaN in place of what NumPy masks, of which others read what is below."""
+    if isinstance(value, np.ma.MaskedArray):
+        numbers = value.astype(np.result_type(value.dtype, np.float64))  # an integer has no NaN
+        return np.ma.filled(numbers, np.nan).tolist()
+    if isinstance(value, list | tuple):
+        return [_with_nan_for_masked(part) for part in value]
+    return value
 
 
 def with_errors_that_name_it(measure: AnyMeasure, kind: str) -> AnyMeasure:
@@ -123,18 +141,19 @@ def with_errors_that_name_it(measure: AnyMeasure, kind: str) -> AnyMeasure:
     user_class = type(measure)
 
     class NamedInErrors(user_class):  # type: ignore[misc,valid-type]
-        def prepare(self, layer: Tensor, name: str) -> object:
-            with _blaming_unless_value_error(kind):
-                return super().prepare(layer, name)
+        pass
 
-        def compare(self, first: object, second: object) -> Tensor:
+    def overridden(name: str) -> Callable[..., object]:
+        def method(self: object, *arguments: object) -> object:
             with _blaming_unless_value_error(kind):
-                value = super().compare(first, second)
-            return one_number(value, kind)
+                value = getattr(super(NamedInErrors, self), name)(*arguments)
+            return READ_RESULT[name](value, kind, *arguments)
 
-        def reordered(self, prepared: object, order: Tensor) -> object:
-            with _blaming_unless_value_error(kind):
-                return super().reordered(prepared, order)
+        return method
+
+    # They are set afterwards: a class that defines `compare` has no fast path of its parent.
+    for name in READ_RESULT:
+        setattr(NamedInErrors, name, overridden(name))
 
     # The new class has the name of the user's class, as texts and hashes contain the name.
     NamedInErrors.__name__ = user_class.__name__
@@ -144,6 +163,80 @@ def with_errors_that_name_it(measure: AnyMeasure, kind: str) -> AnyMeasure:
     # A plain assignment fails if the measure is a frozen dataclass.
     object.__setattr__(copy_of_measure, "__class__", NamedInErrors)
     return copy_of_measure
+
+
+def _anything(value: object, kind: str, *arguments: object) -> object:
+    """Return what only the measure itself reads."""
+    return value
+
+
+def _one_number(value: object, kind: str, *arguments: object) -> Float[Tensor, ""]:
+    """Return the one number that a measure gives for layers."""
+    return real_numbers(value, kind)
+
+
+def _as_many_numbers(value: object, kind: str, numerators: Tensor) -> Tensor:
+    """Return the numbers that a measure gives for as many others."""
+    return real_numbers(value, kind, tuple(numerators.shape))
+
+
+def _matrices(
+    value: object,
+    kind: str,
+    layers: Sequence[object],
+    model_pairs: ModelPairs,
+    sizes: Sequence[int] | None = None,
+) -> dict[Pair, Tensor]:
+    """Return the matrix of numbers that a measure gives for each pair of models.
+
+    Args:
+        value: What the measure gives.
+        kind: What errors call the measure.
+        layers: The prepared layers.
+        model_pairs: Which of these layers each model has, and which models are compared.
+        sizes: The sizes of the parts of the rows, without each of which there is a matrix as well.
+
+    Raises:
+        PluginError: A matrix is missing, or is none of real numbers of its shape.
+    """
+    matrices = {}
+    for pair in model_pairs.pairs:
+        if not isinstance(value, Mapping) or pair not in value:
+            raise PluginError(
+                f"measure {kind} must give a dictionary with a matrix for each pair of models, "
+                f"and has none for {pair}"
+            )
+        shape = tuple(len(model_pairs.layers_of_model[model]) for model in pair)
+        if sizes is not None:
+            shape = (1 + len(sizes), *shape)
+        matrices[pair] = real_numbers(value[pair], kind, shape)
+    return matrices
+
+
+def _measure(value: object, kind: str, *arguments: object) -> AnyMeasure:
+    """Return the measure that compares rows within groups.
+
+    Raises:
+        PluginError: It is no measure.
+    """
+    if not isinstance(value, LayerMeasure):
+        raise PluginError(f"measure {kind} must give a measure of layers within groups of rows")
+    return with_errors_that_name_it(value, kind)
+
+
+READ_RESULT: Mapping[str, Callable[..., object]] = {
+    "prepare": _anything,
+    "prepare_all": _anything,
+    "reordered": _anything,
+    "similarities": _anything,
+    "compare": _one_number,
+    "leverage": _one_number,
+    "compare_all": _matrices,
+    "compare_leaving_out_parts": _matrices,
+    "ratios": _as_many_numbers,
+    "within": _measure,
+}
+"""The methods of a measure that run the user's code, and how what they return is read."""
 
 
 @contextlib.contextmanager
