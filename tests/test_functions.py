@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import safetensors
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -598,6 +599,13 @@ TABLES = {
     "attention": (ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", lambda *args, **kwargs: None),
     "rotation": (ROPE_INIT_FUNCTIONS, "yarn", lambda config, device: None),
     "activations": (transformers.activations.ACT2FN, "mine", type("Mine", (torch.nn.ReLU,), {})),
+    "activations with arguments": (transformers.activations.ACT2FN, "mine", (type("Mine", (torch.nn.ReLU,), {}), {})),
+    "classes of models": (
+        transformers.AutoModelForCausalLM._model_mapping._extra_content,
+        transformers.LlamaConfig,
+        type("Mine", (transformers.LlamaForCausalLM,), {}),
+    ),
+    "module with names of another": (vars(torch.nn), "Linear", type("Mine", (torch.nn.Linear,), {})),
 }
 
 
@@ -606,11 +614,31 @@ def test_code_in_a_table_of_a_library_is_known_of_models_in_memory_and_by_name(t
     model = load_model(small_llama(), tiny.tokenizer())
     assert not patched_names(), "control"
     monkeypatch.setitem(table, name, code)
-    assert any(name in patched for patched in patched_names())
+    assert any(str(name) in patched for patched in patched_names())
     described_traits(model.module, description := Description(model.module))
     assert not description.is_complete
     monkeypatch.undo()
     assert not patched_names()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (transformers.PreTrainedTokenizerBase, "__call__"),
+        (transformers.PreTrainedTokenizerFast, "_encode_plus"),
+        (transformers.core_model_loading, "convert_and_load_state_dict_in_model"),
+        (safetensors, "safe_open"),
+    ],
+)
+def test_replaced_code_that_reads_models_and_texts_is_known(owner, name, monkeypatch):
+    monkeypatch.setattr(owner, name, lambda *args, **kwargs: None)
+    assert [patched.rpartition(".")[2] for patched in patched_names()] == [name]
+
+
+def test_a_partial_of_a_function_of_a_library_in_its_place_is_known(monkeypatch):
+    gelu = torch.nn.functional.gelu
+    monkeypatch.setattr(torch.nn.functional, "gelu", functools.partial(gelu, approximate="tanh"))
+    assert patched_names() == ["torch.nn.functional.gelu"]
 
 
 @pytest.mark.parametrize("owner", [transformers.cache_utils.DynamicLayer, transformers.masking_utils])

@@ -3,10 +3,14 @@
 Somebody may have replaced a function of a library, or put one into a table of functions, such as
 that of transformers for masks of attention. A model that is given by name is described by its
 files, and they do not tell what such code does. Nor do the modules of a model in memory.
+
+A library's own function or class in the place of another is not seen, apart from a partial:
+libraries themselves keep many under other names.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -14,25 +18,22 @@ from types import ModuleType
 from typing import NamedTuple
 
 from thinkalike.code_text import (
+    attributes_of,
     entries_added_to,
     is_of_user,
     is_own_class,
     names_in_library,
 )
 
-# The modules of libraries that compute in a pass, by the beginning of their names.
+# The packages and modules that make a model and its tokens from files, and compute in its pass.
 OF_PASSES = (
     "torch.functional",
-    "torch.nn.",
-    "transformers.activations",
-    "transformers.cache_utils",
-    "transformers.integrations.",
-    "transformers.masking_utils",
-    "transformers.modeling_",
-    "transformers.models.",
-    "transformers.pytorch_utils",
-    "transformer_lens.",
-    "mamba_ssm.",
+    "torch.nn",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "transformer_lens",
+    "mamba_ssm",
     "causal_conv1d",
 )
 
@@ -87,7 +88,7 @@ def added_to_libraries(further: Collection[str] = ()) -> dict[tuple[str, str], o
 
     added = _added_to(torch.Tensor, "torch.Tensor")
     for library, module in list(sys.modules.items()):
-        is_library = library == "torch" or library.startswith(OF_PASSES) or library in further
+        is_library = library == "torch" or _is_of_passes(library) or library in further
         if not is_library or not isinstance(module, ModuleType):
             continue
         added |= _added_to(module, library)
@@ -126,11 +127,17 @@ def _added_to(owner: type | ModuleType, owner_name: str) -> dict[tuple[str, str]
             added.update(entries_added_to(owner))
         for name, values_by_key in contents_of_tables.items():
             for key, value in values_by_key.items():
-                if callable(value) and is_of_user(value):
+                if is_of_user(value):
                     added[f"{name}[{key}]"] = value
         searched = _Searched(entries, searched.tables, contents, added)
         _searched[owner_name] = searched
     return {(owner_name, name): value for name, value in searched.added.items()}
+
+
+def _is_of_passes(library: str) -> bool:
+    """Return whether a module is, or belongs to, one of OF_PASSES."""
+    # The dots keep the package "transformers" apart from one named "transformers2".
+    return f"{library}.".startswith(tuple(f"{package}." for package in OF_PASSES))
 
 
 def _are_same(first: list[object], second: list[object]) -> bool:
@@ -146,7 +153,7 @@ def _tables_in(owner: type | ModuleType) -> dict[str, object]:
     tables = {}
     for name, value in list(vars(owner).items()):
         kind = type(value)
-        is_of_library = kind.__module__.startswith(OF_PASSES) and kind.__dictoffset__ != 0
+        is_of_library = _is_of_passes(kind.__module__) and kind.__dictoffset__ != 0
         is_table = issubclass(kind, dict | list) or is_of_library
         if is_table and not issubclass(kind, type | ModuleType) and not name.startswith("__"):
             tables[name] = value
@@ -156,15 +163,15 @@ def _tables_in(owner: type | ModuleType) -> dict[str, object]:
 def _contents(table: object) -> dict[object, object]:
     """Return what a dictionary, a list or an object holds, by its key, number or attribute.
 
-    Of an object that holds dictionaries, it is what these hold. A dictionary is read as such, as a
-    library's class may make what it holds only when it is asked for it.
+    Of an object that holds dictionaries, it is also what these hold. A dictionary is read as such,
+    as a library's class may make what it holds only when it is asked for it.
     """
-    if isinstance(table, dict):
-        return dict(dict.items(table))
-    if isinstance(table, list):
-        return dict(enumerate(list.__iter__(table)))
     contents: dict[object, object] = {}
-    for name, value in list(object.__getattribute__(table, "__dict__").items()):
+    if isinstance(table, dict):
+        contents |= dict.items(table)
+    elif isinstance(table, list):
+        contents |= enumerate(list.__iter__(table))
+    for name, value in list(attributes_of(table).items()):
         if isinstance(value, dict):
             contents |= {(name, key): entry for key, entry in dict.items(value)}
         else:
@@ -177,10 +184,14 @@ def _replaced_in_module(
 ) -> Iterator[tuple[str, object]]:
     """Yield the names of functions and classes that replace those of a module, and what they are.
 
-    A name that the code of the library does not use replaces nothing.
+    A name that the code of the library does not use replaces nothing. A partial of the very
+    function whose place it has, which presets an argument, was put there by a user.
     """
     for name, value in list(entries.items()):
-        if callable(value) and name in names_in_library(library) and is_of_user(value):
+        if not callable(value) or name not in names_in_library(library):
+            continue
+        presets = type(value) is functools.partial and getattr(value.func, "__name__", "") == name
+        if presets or is_of_user(value):
             yield name, value
 
 
