@@ -32,6 +32,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, sdpa_mask
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.utils.deprecation import deprecate_kwarg
 
 import thinkalike
@@ -619,6 +620,70 @@ def test_code_in_a_table_of_a_library_is_known_of_models_in_memory_and_by_name(t
     assert not description.is_complete
     monkeypatch.undo()
     assert not patched_names()
+
+
+def strengthened(factor):
+    return lambda *args, **kwargs: (sdpa_attention_forward(*args, **kwargs)[0] * factor, None)
+
+
+def register_attention(factor, patch):
+    patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "mine", strengthened(factor))
+    model = small_llama()
+    model.set_attn_implementation("mine")
+    return model
+
+
+def replace_attention(factor, patch):
+    if factor > 1:
+        patch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", strengthened(factor))
+    return small_llama()
+
+
+def replace_norm(factor, patch):
+    forward = LlamaRMSNorm.forward
+    if factor > 1:
+        patch.setattr(LlamaRMSNorm, "forward", lambda norm, states: forward(norm, states) * factor)
+    return small_llama()
+
+
+def put_hook_around_all_modules(factor, patch):
+    def scaled(module, args, output):
+        return output * factor if isinstance(module, torch.nn.Linear) else None
+
+    patch.setitem(torch.nn.modules.module._global_forward_hooks, -1, scaled)
+    return small_llama()
+
+
+@pytest.mark.ci_slow
+@pytest.mark.parametrize("change", [register_attention, replace_attention, replace_norm, put_hook_around_all_modules])
+def test_a_frozen_model_whose_libraries_changed_since_is_refused(change, monkeypatch):
+    """It would compute with the code of another model, and both would be called equal."""
+    first = load_model(change(1.0, monkeypatch), tiny.tokenizer(), name="first")
+    tokens = torch.arange(3, 35)[None]
+    before = first.full(tokens)
+    with monkeypatch.context() as patch:
+        second = load_model(change(5.0, patch), tiny.tokenizer(), name="second")
+        assert not torch.allclose(second.full(tokens), before), "control"
+        config_of(second, "call")
+        with pytest.raises(ModelError, match="first: libraries hold other code of your own than when it was loaded"):
+            config_of(first, "call")
+        if change in (register_attention, put_hook_around_all_modules):
+            with pytest.raises(ModelError, match=r"first: .* load it again"):
+                first.full(tokens)
+            with pytest.raises(ModelError, match=r"first: .* load it again"):
+                first.head(tokens, 0)
+    config_of(first, "call")
+    assert torch.equal(first.full(tokens), before)
+    with pytest.raises(ModelError, match="second: libraries hold other code of your own"):
+        config_of(second, "call")
+
+
+def test_a_frozen_model_keeps_its_output_when_code_is_registered_for_another(monkeypatch):
+    model = load_model(register_attention(1.0, monkeypatch), tiny.tokenizer())
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "another", strengthened(2.0))
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", strengthened(3.0))
+    config_of(model, "call")
+    model.full(torch.arange(3, 35)[None])
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ def load_live(
         if _has_code_of_user(live):
             _check_own_weights(frozen, live.original)
             frozen.prove_again()
+        frozen.note_libraries()
         return at_sites(frozen, config, config.name)
 
 

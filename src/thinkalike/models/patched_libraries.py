@@ -203,9 +203,9 @@ def _global_code() -> dict[tuple[str, str], object]:
 
     added: dict[tuple[str, str], object] = {}
     for name in GLOBAL_HOOKS:
-        hooks = [hook for hook in getattr(torch_module, name).values() if is_of_user(hook)]
-        if hooks:
-            added["torch.nn.modules.module", name] = hooks
+        for number, hook in getattr(torch_module, name).items():
+            if is_of_user(hook):
+                added["torch.nn.modules.module", f"{name}[{number}]"] = hook
     modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
     for number, mode in enumerate(modes):
         if is_own_class(type(mode)):
