@@ -125,7 +125,7 @@ def tensors_held(module: nn.Module) -> list[Tensor]:
             with contextlib.suppress(TypeError, ValueError):
                 if value.flags.writeable:
                     tensors.append(torch.from_numpy(value))
-        elif not hasattr(kind, "__deepcopy__"):  # such an object may be its own copy
+        else:
             waiting += gc.get_referents(value)
     return tensors
 
