@@ -1133,6 +1133,17 @@ def by_plain_array(original, patch):
     original.model.layers[0].register_forward_hook(lambda _, __, output: output * float(model().strength[0]))
 
 
+class CopiedAsItself(torch.nn.Linear):
+    def __deepcopy__(self, copies):
+        return self
+
+
+def by_module_that_is_its_own_copy(original, patch):
+    layer = original.model.layers[0]
+    layer.extra = CopiedAsItself(32, 32)
+    layer.register_forward_hook(lambda module, _, output: output + module.extra(output))
+
+
 def by_number_that_divides(original, patch):
     """Whose copy fails, and does not give another output, when the weight is zero."""
     weight = original.model.layers[0].mlp.down_proj.weight.detach().numpy()
@@ -1147,6 +1158,7 @@ def by_number_that_divides(original, patch):
         by_function_of_autograd,
         by_plain_tensor,
         by_plain_array,
+        by_module_that_is_its_own_copy,
         by_number_that_divides,
     ],
 )
@@ -1197,6 +1209,55 @@ def test_a_weight_in_memory_that_cannot_be_written_may_have_hooks_beside_it(tmp_
     by_weak_reference(original.model.layers[0].mlp)
     with pytest.raises(ModelError, match=r"with weights of the original from model\.layers\.0\.mlp on"):
         load_model(original, tiny.tokenizer())
+
+
+@pytest.mark.parametrize("shared_with", ["file", "processes"])
+def test_the_check_of_a_copy_writes_nothing_that_others_see(shared_with, tmp_path):
+    """Else a weight file would hold zeros for a moment, or for ever if the process ends."""
+    original = small_llama()
+    mlp = original.model.layers[0].mlp
+    weight = mlp.down_proj.weight
+    if shared_with == "file":
+        np.save(tmp_path / "weight.npy", weight.detach().numpy())
+        weight.data = torch.from_numpy(np.load(tmp_path / "weight.npy", mmap_mode="r+"))
+    else:
+        weight.data.share_memory_()
+    elsewhere, seen = Profiler(weight.data), []  # an object, since a copied hook has views of the copy
+    expected = weight.data.clone()
+    mlp.register_forward_hook(lambda *_: seen.append(torch.equal(elsewhere.backend, expected)))
+    mlp.register_forward_hook(lambda _, __, output: 2 * output)
+    load_model(original, tiny.tokenizer())
+    assert all(seen)
+    assert torch.equal(weight, expected)
+    assert weight.data_ptr() == elsewhere.backend.data_ptr()
+    by_weak_reference(mlp)
+    with pytest.raises(ModelError, match=r"with weights of the original from model\.layers\.0\.mlp on"):
+        load_model(original, tiny.tokenizer())
+
+
+def scale_of_a_weight(mlp, _, output):
+    return output * mlp.down_proj.weight.scale
+
+
+def gradient_of_a_weight(mlp, _, output):
+    return output * (1 + mlp.down_proj.weight.grad[0, 0])
+
+
+@pytest.mark.parametrize("dtype", [None, "float64"])
+@pytest.mark.parametrize("hook", [scale_of_a_weight, gradient_of_a_weight])
+def test_a_copy_that_lost_what_hooks_read_is_told_from_a_model_that_fails(hook, dtype):
+    original = small_llama()
+    mlp = original.model.layers[0].mlp
+    mlp.down_proj.weight.scale = 3.0
+    tokens = torch.arange(3, 20)[None]
+    original(tokens, labels=tokens).loss.backward()
+    mlp.register_forward_hook(hook)
+    original(tokens)
+    with pytest.raises(ModelError, match=r"it runs, but a copy of it fails on sample tokens \(.*gradient of a weight"):
+        load_model(original, tiny.tokenizer(), **({"dtype": dtype} if dtype else {}))
+    mlp.register_forward_hook(lambda *_: [][0])
+    with pytest.raises(ModelError, match=r"its forward pass fails on sample tokens \(IndexError"):
+        load_model(original, tiny.tokenizer(), **({"dtype": dtype} if dtype else {}))
 
 
 def test_blocks_that_share_keys_and_values_are_refused_for_that():
