@@ -361,15 +361,19 @@ def test_a_change_that_no_sample_shows_is_in_the_code_of_a_function():
 def test_a_patch_of_a_library_enters_the_key(monkeypatch):
     from transformers.models.llama import modeling_llama
 
-    model = load_model(small_llama(), tiny.tokenizer())
-    before = config_of(model, SAME_CALL).digest
+    original = small_llama()
+
+    def digest():
+        return config_of(load_model(original, tiny.tokenizer()), SAME_CALL).digest
+
+    before = digest()
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "rotate_half", lambda states: states.flip(-1))
-        assert config_of(model, SAME_CALL).digest != before
+        assert digest() != before
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, states: self.down_proj(self.up_proj(states)))
-        assert config_of(model, SAME_CALL).digest != before
-    assert config_of(model, SAME_CALL).digest == before
+        assert digest() != before
+    assert digest() == before
 
 
 USES = {
@@ -405,17 +409,21 @@ def test_a_patch_that_was_made_from_text_enters_the_key(monkeypatch):
     """Its function has no module, as what torch.compile leaves in a library, but takes the place of another one."""
     from transformers.models.llama import modeling_llama
 
-    model = load_model(small_llama(), tiny.tokenizer())
-    before = config_of(model, SAME_CALL).digest
+    original = small_llama()
+
+    def digest():
+        return config_of(load_model(original, tiny.tokenizer()), SAME_CALL).digest
+
+    before = digest()
     namespace: dict = {}
     exec("def rotate_half(states): return states.flip(-1)", {}, namespace)
     assert namespace["rotate_half"].__module__ is None
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "rotate_half", namespace["rotate_half"])
-        assert config_of(model, SAME_CALL).digest != before
+        assert digest() != before
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "a_name_that_nothing_reads", namespace["rotate_half"], raising=False)
-        assert config_of(model, SAME_CALL).digest == before
+        assert digest() == before
 
 
 @pytest.mark.ci_slow

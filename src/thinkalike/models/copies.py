@@ -28,8 +28,10 @@ from thinkalike.models.proof import may_change_states
 # What `deepcopy` returns with the very functions that it is or holds.
 MAY_HOLD_FUNCTIONS = (FunctionType, MethodType, functools.partial, list, tuple, dict)
 
-# What `deepcopy` returns itself, and what it does not look into.
-NOT_COPIED = (type, ModuleType, FunctionType, CodeType, str, bytes, int, float)
+# What `deepcopy` returns itself, and what it does not look into. A cache around a function may
+# also hold what passes of the copy gave to it.
+CacheType = type(functools.cache(lambda: None))
+NOT_COPIED = (type, ModuleType, FunctionType, CodeType, CacheType, str, bytes, int, float)
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 

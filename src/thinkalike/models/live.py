@@ -132,10 +132,10 @@ def load_live(
             frozen = _frozen_copy(live, copy, config, family, device)
         if expected is not None:
             _check_copy(frozen, live.module, expected)
+        frozen.note_libraries()
         if _has_code_of_user(live):
             _check_own_weights(frozen, live.original)
             frozen.prove_again()
-        frozen.note_libraries()
         return at_sites(frozen, config, config.name)
 
 
