@@ -358,6 +358,7 @@ def test_a_change_that_no_sample_shows_is_in_the_code_of_a_function():
     assert configs[0].digest != configs[1].digest, "two objects, however alike, are two models"
 
 
+@pytest.mark.ci_slow
 def test_a_patch_of_a_library_enters_the_key(monkeypatch):
     from transformers.models.llama import modeling_llama
 

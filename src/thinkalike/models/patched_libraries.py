@@ -37,6 +37,9 @@ OF_PASSES = (
     "causal_conv1d",
 )
 
+# The dots keep the package "transformers" apart from one named "transformers2".
+BEGINNINGS = tuple(f"{package}." for package in OF_PASSES)
+
 # For each class and module: its entries when it was last searched, its tables and their entries,
 # and the code of users in both.
 _searched: dict[str, _Searched] = {}
@@ -86,35 +89,42 @@ def added_to_libraries(further: Collection[str] = ()) -> dict[tuple[str, str], o
         return {}
     import torch
 
-    added = _added_to(torch.Tensor, "torch.Tensor")
+    read: dict[int, dict[object, object]] = {}  # many modules hold the same large tables
+    added = _added_to(torch.Tensor, "torch.Tensor", read)
     for library, module in list(sys.modules.items()):
         is_library = library == "torch" or _is_of_passes(library) or library in further
         if not is_library or not isinstance(module, ModuleType):
             continue
-        added |= _added_to(module, library)
+        added |= _added_to(module, library, read)
         for value in list(vars(module).values()):
             # `isinstance` would make deprecated values of torch warn.
             is_own = issubclass(type(value), type) and value.__module__ == library
             # Python makes a function of a named tuple from text, which is of no module.
             if is_own and not issubclass(value, tuple):
                 # Only its own entries: base classes are searched where they are defined.
-                added |= _added_to(value, f"{library}.{value.__qualname__}")
+                added |= _added_to(value, f"{library}.{value.__qualname__}", read)
     return added | _global_code()
 
 
-def _added_to(owner: type | ModuleType, owner_name: str) -> dict[tuple[str, str], object]:
+def _added_to(
+    owner: type | ModuleType, owner_name: str, read: dict[int, dict[object, object]]
+) -> dict[tuple[str, str], object]:
     """Return the code in one class or module of a library that belongs to no installed package.
 
     `added_to_libraries` says which code that is, and what the keys are. The class or module is
     searched again only if an entry, or an entry of one of its tables of functions, is not the same
-    object as in the call before.
+    object as in the call before. `read` has what tables hold by their `id`, and is filled.
     """
     entries = list(vars(owner).values())
     searched = _searched.get(owner_name)
     if searched is None or not _are_same(searched.entries, entries):
         searched = _Searched(entries, _tables_in(owner), None, {})
 
-    contents_of_tables = {name: _contents(table) for name, table in searched.tables.items()}
+    contents_of_tables = {}
+    for name, table in searched.tables.items():
+        if id(table) not in read:
+            read[id(table)] = _contents(table)
+        contents_of_tables[name] = read[id(table)]
     contents: list[object] = []
     for values_by_key in contents_of_tables.values():
         contents += values_by_key.values()
@@ -136,8 +146,7 @@ def _added_to(owner: type | ModuleType, owner_name: str) -> dict[tuple[str, str]
 
 def _is_of_passes(library: str) -> bool:
     """Return whether a module is, or belongs to, one of OF_PASSES."""
-    # The dots keep the package "transformers" apart from one named "transformers2".
-    return f"{library}.".startswith(tuple(f"{package}." for package in OF_PASSES))
+    return f"{library}.".startswith(BEGINNINGS)
 
 
 def _are_same(first: list[object], second: list[object]) -> bool:
