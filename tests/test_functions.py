@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import safetensors
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -30,6 +31,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, sdpa_mask
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.utils.deprecation import deprecate_kwarg
 
 import thinkalike
@@ -357,18 +359,23 @@ def test_a_change_that_no_sample_shows_is_in_the_code_of_a_function():
     assert configs[0].digest != configs[1].digest, "two objects, however alike, are two models"
 
 
+@pytest.mark.ci_slow
 def test_a_patch_of_a_library_enters_the_key(monkeypatch):
     from transformers.models.llama import modeling_llama
 
-    model = load_model(small_llama(), tiny.tokenizer())
-    before = config_of(model, SAME_CALL).digest
+    original = small_llama()
+
+    def digest():
+        return config_of(load_model(original, tiny.tokenizer()), SAME_CALL).digest
+
+    before = digest()
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "rotate_half", lambda states: states.flip(-1))
-        assert config_of(model, SAME_CALL).digest != before
+        assert digest() != before
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, states: self.down_proj(self.up_proj(states)))
-        assert config_of(model, SAME_CALL).digest != before
-    assert config_of(model, SAME_CALL).digest == before
+        assert digest() != before
+    assert digest() == before
 
 
 USES = {
@@ -404,17 +411,21 @@ def test_a_patch_that_was_made_from_text_enters_the_key(monkeypatch):
     """Its function has no module, as what torch.compile leaves in a library, but takes the place of another one."""
     from transformers.models.llama import modeling_llama
 
-    model = load_model(small_llama(), tiny.tokenizer())
-    before = config_of(model, SAME_CALL).digest
+    original = small_llama()
+
+    def digest():
+        return config_of(load_model(original, tiny.tokenizer()), SAME_CALL).digest
+
+    before = digest()
     namespace: dict = {}
     exec("def rotate_half(states): return states.flip(-1)", {}, namespace)
     assert namespace["rotate_half"].__module__ is None
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "rotate_half", namespace["rotate_half"])
-        assert config_of(model, SAME_CALL).digest != before
+        assert digest() != before
     with monkeypatch.context() as patch:
         patch.setattr(modeling_llama, "a_name_that_nothing_reads", namespace["rotate_half"], raising=False)
-        assert config_of(model, SAME_CALL).digest == before
+        assert digest() == before
 
 
 @pytest.mark.ci_slow
@@ -599,6 +610,13 @@ TABLES = {
     "attention": (ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", lambda *args, **kwargs: None),
     "rotation": (ROPE_INIT_FUNCTIONS, "yarn", lambda config, device: None),
     "activations": (transformers.activations.ACT2FN, "mine", type("Mine", (torch.nn.ReLU,), {})),
+    "activations with arguments": (transformers.activations.ACT2FN, "mine", (type("Mine", (torch.nn.ReLU,), {}), {})),
+    "classes of models": (
+        transformers.AutoModelForCausalLM._model_mapping._extra_content,
+        transformers.LlamaConfig,
+        type("Mine", (transformers.LlamaForCausalLM,), {}),
+    ),
+    "module with names of another": (vars(torch.nn), "Linear", type("Mine", (torch.nn.Linear,), {})),
 }
 
 
@@ -607,11 +625,95 @@ def test_code_in_a_table_of_a_library_is_known_of_models_in_memory_and_by_name(t
     model = load_model(small_llama(), tiny.tokenizer())
     assert not patched_names(), "control"
     monkeypatch.setitem(table, name, code)
-    assert any(name in patched for patched in patched_names())
+    assert any(str(name) in patched for patched in patched_names())
     described_traits(model.module, description := Description(model.module))
     assert not description.is_complete
     monkeypatch.undo()
     assert not patched_names()
+
+
+def strengthened(factor):
+    return lambda *args, **kwargs: (sdpa_attention_forward(*args, **kwargs)[0] * factor, None)
+
+
+def register_attention(factor, patch):
+    patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "mine", strengthened(factor))
+    model = small_llama()
+    model.set_attn_implementation("mine")
+    return model
+
+
+def replace_attention(factor, patch):
+    if factor > 1:
+        patch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", strengthened(factor))
+    return small_llama()
+
+
+def replace_norm(factor, patch):
+    forward = LlamaRMSNorm.forward
+    if factor > 1:
+        patch.setattr(LlamaRMSNorm, "forward", lambda norm, states: forward(norm, states) * factor)
+    return small_llama()
+
+
+def put_hook_around_all_modules(factor, patch):
+    def scaled(module, args, output):
+        return output * factor if isinstance(module, torch.nn.Linear) else None
+
+    patch.setitem(torch.nn.modules.module._global_forward_hooks, -1, scaled)
+    return small_llama()
+
+
+@pytest.mark.ci_slow
+@pytest.mark.parametrize("change", [register_attention, replace_attention, replace_norm, put_hook_around_all_modules])
+def test_a_frozen_model_whose_libraries_changed_since_is_refused(change, monkeypatch):
+    """It would compute with the code of another model, and both would be called equal."""
+    first = load_model(change(1.0, monkeypatch), tiny.tokenizer(), name="first")
+    tokens = torch.arange(3, 35)[None]
+    before = first.full(tokens)
+    with monkeypatch.context() as patch:
+        second = load_model(change(5.0, patch), tiny.tokenizer(), name="second")
+        assert not torch.allclose(second.full(tokens), before), "control"
+        config_of(second, "call")
+        with pytest.raises(ModelError, match="first: libraries hold other code of your own than when it was loaded"):
+            config_of(first, "call")
+        if change in (register_attention, put_hook_around_all_modules):
+            with pytest.raises(ModelError, match=r"first: .* load it again"):
+                first.full(tokens)
+            with pytest.raises(ModelError, match=r"first: .* load it again"):
+                first.head(tokens, 0)
+    config_of(first, "call")
+    assert torch.equal(first.full(tokens), before)
+    with pytest.raises(ModelError, match="second: libraries hold other code of your own"):
+        config_of(second, "call")
+
+
+def test_a_frozen_model_keeps_its_output_when_code_is_registered_for_another(monkeypatch):
+    model = load_model(register_attention(1.0, monkeypatch), tiny.tokenizer())
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "another", strengthened(2.0))
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", strengthened(3.0))
+    config_of(model, "call")
+    model.full(torch.arange(3, 35)[None])
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (transformers.PreTrainedTokenizerBase, "__call__"),
+        (transformers.PreTrainedTokenizerFast, "_encode_plus"),
+        (transformers.core_model_loading, "convert_and_load_state_dict_in_model"),
+        (safetensors, "safe_open"),
+    ],
+)
+def test_replaced_code_that_reads_models_and_texts_is_known(owner, name, monkeypatch):
+    monkeypatch.setattr(owner, name, lambda *args, **kwargs: None)
+    assert [patched.rpartition(".")[2] for patched in patched_names()] == [name]
+
+
+def test_a_partial_of_a_function_of_a_library_in_its_place_is_known(monkeypatch):
+    gelu = torch.nn.functional.gelu
+    monkeypatch.setattr(torch.nn.functional, "gelu", functools.partial(gelu, approximate="tanh"))
+    assert patched_names() == ["torch.nn.functional.gelu"]
 
 
 @pytest.mark.parametrize("owner", [transformers.cache_utils.DynamicLayer, transformers.masking_utils])
@@ -1045,6 +1147,17 @@ def by_plain_array(original, patch):
     original.model.layers[0].register_forward_hook(lambda _, __, output: output * float(model().strength[0]))
 
 
+class CopiedAsItself(torch.nn.Linear):
+    def __deepcopy__(self, copies):
+        return self
+
+
+def by_module_that_is_its_own_copy(original, patch):
+    layer = original.model.layers[0]
+    layer.extra = CopiedAsItself(32, 32)
+    layer.register_forward_hook(lambda module, _, output: output + module.extra(output))
+
+
 def by_number_that_divides(original, patch):
     """Whose copy fails, and does not give another output, when the weight is zero."""
     weight = original.model.layers[0].mlp.down_proj.weight.detach().numpy()
@@ -1059,6 +1172,7 @@ def by_number_that_divides(original, patch):
         by_function_of_autograd,
         by_plain_tensor,
         by_plain_array,
+        by_module_that_is_its_own_copy,
         by_number_that_divides,
     ],
 )
@@ -1109,6 +1223,55 @@ def test_a_weight_in_memory_that_cannot_be_written_may_have_hooks_beside_it(tmp_
     by_weak_reference(original.model.layers[0].mlp)
     with pytest.raises(ModelError, match=r"with weights of the original from model\.layers\.0\.mlp on"):
         load_model(original, tiny.tokenizer())
+
+
+@pytest.mark.parametrize("shared_with", ["file", "processes"])
+def test_the_check_of_a_copy_writes_nothing_that_others_see(shared_with, tmp_path):
+    """Else a weight file would hold zeros for a moment, or for ever if the process ends."""
+    original = small_llama()
+    mlp = original.model.layers[0].mlp
+    weight = mlp.down_proj.weight
+    if shared_with == "file":
+        np.save(tmp_path / "weight.npy", weight.detach().numpy())
+        weight.data = torch.from_numpy(np.load(tmp_path / "weight.npy", mmap_mode="r+"))
+    else:
+        weight.data.share_memory_()
+    elsewhere, seen = Profiler(weight.data), []  # an object, since a copied hook has views of the copy
+    expected = weight.data.clone()
+    mlp.register_forward_hook(lambda *_: seen.append(torch.equal(elsewhere.backend, expected)))
+    mlp.register_forward_hook(lambda _, __, output: 2 * output)
+    load_model(original, tiny.tokenizer())
+    assert all(seen)
+    assert torch.equal(weight, expected)
+    assert weight.data_ptr() == elsewhere.backend.data_ptr()
+    by_weak_reference(mlp)
+    with pytest.raises(ModelError, match=r"with weights of the original from model\.layers\.0\.mlp on"):
+        load_model(original, tiny.tokenizer())
+
+
+def scale_of_a_weight(mlp, _, output):
+    return output * mlp.down_proj.weight.scale
+
+
+def gradient_of_a_weight(mlp, _, output):
+    return output * (1 + mlp.down_proj.weight.grad[0, 0])
+
+
+@pytest.mark.parametrize("dtype", [None, "float64"])
+@pytest.mark.parametrize("hook", [scale_of_a_weight, gradient_of_a_weight])
+def test_a_copy_that_lost_what_hooks_read_is_told_from_a_model_that_fails(hook, dtype):
+    original = small_llama()
+    mlp = original.model.layers[0].mlp
+    mlp.down_proj.weight.scale = 3.0
+    tokens = torch.arange(3, 20)[None]
+    original(tokens, labels=tokens).loss.backward()
+    mlp.register_forward_hook(hook)
+    original(tokens)
+    with pytest.raises(ModelError, match=r"it runs, but a copy of it fails on sample tokens \(.*gradient of a weight"):
+        load_model(original, tiny.tokenizer(), **({"dtype": dtype} if dtype else {}))
+    mlp.register_forward_hook(lambda *_: [][0])
+    with pytest.raises(ModelError, match=r"its forward pass fails on sample tokens \(IndexError"):
+        load_model(original, tiny.tokenizer(), **({"dtype": dtype} if dtype else {}))
 
 
 def test_blocks_that_share_keys_and_values_are_refused_for_that():

@@ -153,7 +153,7 @@ def _wrapped(value: object) -> list[object]:
         return []
     # Another object that can be called, such as a cache around a function. A module of torch is
     # left out: it is looked at with the model that it belongs to.
-    attributes = _attributes(value)
+    attributes = attributes_of(value)
     return [] if "_parameters" in attributes else list(attributes.values())
 
 
@@ -177,7 +177,7 @@ def _wrapped_by_python(value: object) -> list[object]:
     return []
 
 
-def _attributes(value: object) -> dict[str, object]:
+def attributes_of(value: object) -> dict[str, object]:
     """Return the attributes that an object itself has; {} if it has no dictionary of them."""
     try:
         return dict(object.__getattribute__(value, "__dict__"))
@@ -294,7 +294,25 @@ def names_in_library(library: str) -> frozenset[str]:
         return frozenset(vars(loaded))
     # torch puts functions of its compiled library under its own names by a loop.
     exported = getattr(loaded, "__all__", [])
-    return frozenset([*_names_used(code), *exported])
+    return frozenset([*_names_used(code), *exported, *_names_by_star(library, code)])
+
+
+def _names_by_star(library: str, code: CodeType) -> set[str]:
+    """Return the names that a library imports by a star, such as torch.nn from torch.nn.modules.
+
+    Args:
+        library: The name of the library.
+        code: Its code.
+    """
+    if ("*",) not in code.co_consts:
+        return set()
+    package = sys.modules[library].__package__ or ""
+    names: set[str] = set()
+    for name in code.co_names:
+        # Names of modules are among the names of the code, without the dots of relative ones.
+        for imported in (name, f"{package}.{name}"):
+            names |= set(vars(sys.modules[imported])) if imported in sys.modules else set()
+    return names
 
 
 def _names_used(code: CodeType) -> set[str]:

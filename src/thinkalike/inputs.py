@@ -174,6 +174,7 @@ def config_of(model: FrozenModel, call: str) -> LoadedModelConfig:
             tokenizer that runs code of the user's own has it in its digest: what that code reads
             cannot be known, so no result of an earlier call may be taken for its result.
     """
+    model.check_libraries()
     identity = identity_of(model)
     has_own_code = not identity.is_complete or runs_code_of_user(model.tokenizer)
     how_it_runs: dict[str, object] = {

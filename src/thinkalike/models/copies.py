@@ -28,8 +28,10 @@ from thinkalike.models.proof import may_change_states
 # What `deepcopy` returns with the very functions that it is or holds.
 MAY_HOLD_FUNCTIONS = (FunctionType, MethodType, functools.partial, list, tuple, dict)
 
-# What `deepcopy` returns itself, and what it does not look into.
-NOT_COPIED = (type, ModuleType, FunctionType, CodeType, str, bytes, int, float)
+# What `deepcopy` returns itself, and what it does not look into. A cache around a function may
+# also hold what passes of the copy gave to it.
+CacheType = type(functools.cache(lambda: None))
+NOT_COPIED = (type, ModuleType, FunctionType, CodeType, CacheType, str, bytes, int, float)
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -125,7 +127,7 @@ def tensors_held(module: nn.Module) -> list[Tensor]:
             with contextlib.suppress(TypeError, ValueError):
                 if value.flags.writeable:
                     tensors.append(torch.from_numpy(value))
-        elif not hasattr(kind, "__deepcopy__"):  # such an object may be its own copy
+        else:
             waiting += gc.get_referents(value)
     return tensors
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from thinkalike.advice import named_setting
 from thinkalike.digests import tokenizer_fingerprint
-from thinkalike.errors import ModelError
+from thinkalike.errors import ModelError, listed
 from thinkalike.models.cut_model import StateSites
 from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, n_blocks_until
 from thinkalike.models.hooks import (
@@ -41,6 +41,7 @@ from thinkalike.models.hooks import (
     state_in,
     without_hooks_on,
 )
+from thinkalike.models.identity import sample_digest
 from thinkalike.models.module_facts import (
     Tokens,
     embedding_of,
@@ -52,6 +53,7 @@ from thinkalike.models.module_facts import (
     persistent_buffers,
     tensors_of,
 )
+from thinkalike.models.patched_libraries import added_to_libraries
 from thinkalike.models.proof import output_error_of, prove
 from thinkalike.models.survey import survey
 
@@ -139,6 +141,10 @@ class FrozenModel:
     proved_length: int | None = None
     # Why its output is not what its head makes of states; states are right all the same.
     output_error: ModelError | None = None
+    # The code of users that libraries held at load, and what the model gave then for sample
+    # tokens, see `note_libraries`. None: it is no copy of a model in memory.
+    library_code: Mapping[tuple[str, str], object] | None = None
+    digest_at_load: str = ""
 
     def __init__(
         self,
@@ -258,6 +264,7 @@ class FrozenModel:
             ModelError: A layer is out of range, the model cannot read these tokens, or its forward
                 runs no hooks.
         """
+        self._check_library_code()
         self.check_layers(layers)
         n_blocks_to_run = max(n_blocks_until(layer) for layer in layers)
 
@@ -311,6 +318,7 @@ class FrozenModel:
             )
         if start >= stop:
             return residual
+        self._check_library_code()
         last_block = stop - 1
         states: dict[Layer, Tensor] = {}  # filled by a hook while the pass runs
         batch_shape = residual.shape[:-1]  # (b, t)
@@ -384,6 +392,7 @@ class FrozenModel:
         """
         if self.output_error is not None:
             raise self.output_error
+        self._check_library_code()
         return self._continued(residual, self.n_layers, mask)
 
     def prove_again(self) -> None:
@@ -395,6 +404,52 @@ class FrozenModel:
         """
         self.proved_length = 0
         self.output_error = None
+
+    def note_libraries(self) -> None:
+        """Note the code of users that libraries hold, for `check_libraries`.
+
+        A frozen model looks up functions, such as one of attention, in tables of libraries, and
+        a user may put another one there under the same name.
+        """
+        self.library_code = added_to_libraries()
+        self.digest_at_load = sample_digest(self)
+
+    def _check_library_code(self) -> None:
+        """Check that code of users that libraries held at load is still there, before a pass.
+
+        Other code is looked for once in each call of a function of this package, by `config_of`.
+        """
+        if self.library_code:  # the search takes as long as a pass of a small model
+            self.check_libraries()
+
+    def check_libraries(self) -> None:
+        """Raise a ModelError if code that libraries hold since the load changes the output.
+
+        Other code alone is no error: it may belong to other models, or only watch passes.
+        """
+        at_load = self.library_code
+        if at_load is None:
+            return
+        now = added_to_libraries()
+        changed = set()
+        for place in at_load.keys() | now.keys():
+            if at_load.get(place) is not now.get(place):
+                changed.add(".".join(place))
+        if not changed:
+            return
+        self.library_code = None  # the passes for the digest are not checked themselves
+        try:
+            is_same = sample_digest(self) == self.digest_at_load
+        finally:
+            self.library_code = at_load
+        if is_same:
+            self.library_code = now
+            return
+        raise ModelError(
+            f"{self.name}: libraries hold other code of your own than when it was loaded "
+            f"({listed(sorted(changed))}), and it gives other states with it: load it again, or "
+            "put that code back"
+        )
 
     def _prove_longer_rows(
         self, tokens: Tokens, mask: Tokens | None, types: Tokens | None
@@ -421,6 +476,7 @@ class FrozenModel:
         without a head. `mask` is 1 for tokens and 0 for padding; `types` are BERT's token type
         ids.
         """
+        self._check_library_code()
         with torch.no_grad():
             return self._run(tokens, mask, types)
 

@@ -49,7 +49,7 @@ from thinkalike.models.module_facts import (
     sample_tokens,
 )
 from thinkalike.models.precision import cast_weights
-from thinkalike.models.survey import added_outputs_off, explaining_pass_errors
+from thinkalike.models.survey import FailedPass, added_outputs_off, explaining_pass_errors
 from thinkalike.models.traits import described_traits
 from thinkalike.processes import doing
 
@@ -129,13 +129,37 @@ def load_live(
 
         device = torch.device(pick_device(config.device))
         copy = _copy_on_device(live, config, device, casts="dtype" in settings)
-        frozen = _frozen_copy(live, copy, config, family, device)
+        with _explaining_failure_of_copy(live.module, config.name):
+            frozen = _frozen_copy(live, copy, config, family, device)
         if expected is not None:
             _check_copy(frozen, live.module, expected)
+        frozen.note_libraries()
         if _has_code_of_user(live):
             _check_own_weights(frozen, live.original)
             frozen.prove_again()
         return at_sites(frozen, config, config.name)
+
+
+@contextlib.contextmanager
+def _explaining_failure_of_copy(module: PreTrainedModel, name: str) -> Iterator[None]:
+    """Say of a failed pass of a model's copy whether the model itself fails as well.
+
+    Args:
+        module: The model that was copied.
+        name: Its name in errors.
+
+    Raises:
+        ModelError: A pass of the copy failed, and the model itself runs.
+    """
+    try:
+        yield
+    except FailedPass as error:
+        _outputs_as_given(module, name)  # raises the error of the model itself, if it has one
+        raise ModelError(
+            f"{name}: it runs, but a copy of it fails on sample tokens ({error.reason}), as where "
+            "code of your own reads an attribute or the gradient of a weight, which a copy of the "
+            "weight does not have; keep it in an attribute of a module"
+        ) from error
 
 
 def _has_code_of_user(live: _Live) -> bool:
@@ -388,9 +412,9 @@ def _check_own_weights(model: FrozenModel, original: nn.Module) -> None:
             raise ModelError(
                 f"{model.name}: a copy of it computes with weights of the original from {place} "
                 "on, as code of your own holds them where they are not copied, such as in a weak "
-                "reference, a NumPy array, an object, a class or a function of a library; make "
-                "the module a default argument of a hook or forward that runs this code, or save "
-                "the model and give its folder"
+                "reference, a NumPy array, an object (also one whose __deepcopy__ returns "
+                "itself), a class or a function of a library; make the module a default argument "
+                "of a hook or forward that runs this code, or save the model and give its folder"
             )
 
 
@@ -423,18 +447,22 @@ def _without_numbers(module: nn.Module) -> Iterator[None]:
     """Set all tensors that a model holds to zero while the context is open.
 
     The numbers themselves are set to zero, and restored from a copy. Those in memory that cannot
-    be written, as of a file that is mapped to read it, cannot change: there, the tensor is given
-    zeros in other memory. A tensor of a subclass that has no memory of its own keeps its values.
+    be written, as of a file that is mapped to read it, cannot change; those in memory that other
+    processes share, or that is written to a file, must not. There, the tensor is given zeros in
+    other memory. A tensor of a subclass that has no memory of its own keeps its values.
     """
     values: list[tuple[torch.Tensor, torch.Tensor]] = []
-    read_only: list[tuple[torch.Tensor, torch.Tensor]] = []
+    kept_in_place: list[tuple[torch.Tensor, torch.Tensor]] = []
+    shared_ranges = _shared_ranges()
     seen: set[tuple[object, ...]] = set()
     for tensor in tensors_held(module):
         numbers = _numbers_of(tensor)
         if numbers is None:
             continue
-        if not _can_be_written(numbers):
-            read_only.append((tensor, tensor.data))
+        start = numbers.data_ptr()
+        is_shared = any(first <= start < end for first, end in shared_ranges)
+        if is_shared or not _can_be_written(numbers):
+            kept_in_place.append((tensor, tensor.data))
             continue
         place = (numbers.data_ptr(), numbers.shape, numbers.stride(), numbers.dtype)
         if place not in seen:  # tensors may share numbers
@@ -443,13 +471,13 @@ def _without_numbers(module: nn.Module) -> Iterator[None]:
     try:
         for numbers, _ in values:
             numbers.zero_()
-        for tensor, data in read_only:
+        for tensor, data in kept_in_place:
             tensor.data = torch.zeros_like(data)
         yield
     finally:
         for numbers, kept in values:
             numbers.copy_(kept)
-        for tensor, data in read_only:
+        for tensor, data in kept_in_place:
             tensor.data = data
 
 
@@ -471,6 +499,23 @@ def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
         if stride == 0:
             numbers = numbers.narrow(axis, 0, 1)
     return numbers
+
+
+def _shared_ranges() -> list[tuple[int, int]]:
+    """Return the ranges of addresses that are shared with a file or with other processes.
+
+    Only Linux tells; elsewhere there are none.
+    """
+    maps = Path("/proc/self/maps")
+    if not maps.is_file():
+        return []
+    ranges = []
+    for line in maps.read_text(errors="replace").splitlines():
+        addresses, permissions = line.split(maxsplit=2)[:2]  # 7f0a-7f0c rw-s ...
+        if permissions.endswith("s"):
+            start, end = addresses.split("-")
+            ranges.append((int(start, 16), int(end, 16)))
+    return ranges
 
 
 def _can_be_written(numbers: torch.Tensor) -> bool:

@@ -3,10 +3,14 @@
 Somebody may have replaced a function of a library, or put one into a table of functions, such as
 that of transformers for masks of attention. A model that is given by name is described by its
 files, and they do not tell what such code does. Nor do the modules of a model in memory.
+
+A library's own function or class in the place of another is not seen, apart from a partial:
+libraries themselves keep many under other names.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -14,27 +18,27 @@ from types import ModuleType
 from typing import NamedTuple
 
 from thinkalike.code_text import (
+    attributes_of,
     entries_added_to,
     is_of_user,
     is_own_class,
     names_in_library,
 )
 
-# The modules of libraries that compute in a pass, by the beginning of their names.
+# The packages and modules that make a model and its tokens from files, and compute in its pass.
 OF_PASSES = (
     "torch.functional",
-    "torch.nn.",
-    "transformers.activations",
-    "transformers.cache_utils",
-    "transformers.integrations.",
-    "transformers.masking_utils",
-    "transformers.modeling_",
-    "transformers.models.",
-    "transformers.pytorch_utils",
-    "transformer_lens.",
-    "mamba_ssm.",
+    "torch.nn",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "transformer_lens",
+    "mamba_ssm",
     "causal_conv1d",
 )
+
+# The dots keep the package "transformers" apart from one named "transformers2".
+BEGINNINGS = tuple(f"{package}." for package in OF_PASSES)
 
 # For each class and module: its entries when it was last searched, its tables and their entries,
 # and the code of users in both.
@@ -85,35 +89,42 @@ def added_to_libraries(further: Collection[str] = ()) -> dict[tuple[str, str], o
         return {}
     import torch
 
-    added = _added_to(torch.Tensor, "torch.Tensor")
+    read: dict[int, dict[object, object]] = {}  # many modules hold the same large tables
+    added = _added_to(torch.Tensor, "torch.Tensor", read)
     for library, module in list(sys.modules.items()):
-        is_library = library == "torch" or library.startswith(OF_PASSES) or library in further
+        is_library = library == "torch" or _is_of_passes(library) or library in further
         if not is_library or not isinstance(module, ModuleType):
             continue
-        added |= _added_to(module, library)
+        added |= _added_to(module, library, read)
         for value in list(vars(module).values()):
             # `isinstance` would make deprecated values of torch warn.
             is_own = issubclass(type(value), type) and value.__module__ == library
             # Python makes a function of a named tuple from text, which is of no module.
             if is_own and not issubclass(value, tuple):
                 # Only its own entries: base classes are searched where they are defined.
-                added |= _added_to(value, f"{library}.{value.__qualname__}")
+                added |= _added_to(value, f"{library}.{value.__qualname__}", read)
     return added | _global_code()
 
 
-def _added_to(owner: type | ModuleType, owner_name: str) -> dict[tuple[str, str], object]:
+def _added_to(
+    owner: type | ModuleType, owner_name: str, read: dict[int, dict[object, object]]
+) -> dict[tuple[str, str], object]:
     """Return the code in one class or module of a library that belongs to no installed package.
 
     `added_to_libraries` says which code that is, and what the keys are. The class or module is
     searched again only if an entry, or an entry of one of its tables of functions, is not the same
-    object as in the call before.
+    object as in the call before. `read` has what tables hold by their `id`, and is filled.
     """
     entries = list(vars(owner).values())
     searched = _searched.get(owner_name)
     if searched is None or not _are_same(searched.entries, entries):
         searched = _Searched(entries, _tables_in(owner), None, {})
 
-    contents_of_tables = {name: _contents(table) for name, table in searched.tables.items()}
+    contents_of_tables = {}
+    for name, table in searched.tables.items():
+        if id(table) not in read:
+            read[id(table)] = _contents(table)
+        contents_of_tables[name] = read[id(table)]
     contents: list[object] = []
     for values_by_key in contents_of_tables.values():
         contents += values_by_key.values()
@@ -126,11 +137,16 @@ def _added_to(owner: type | ModuleType, owner_name: str) -> dict[tuple[str, str]
             added.update(entries_added_to(owner))
         for name, values_by_key in contents_of_tables.items():
             for key, value in values_by_key.items():
-                if callable(value) and is_of_user(value):
+                if is_of_user(value):
                     added[f"{name}[{key}]"] = value
         searched = _Searched(entries, searched.tables, contents, added)
         _searched[owner_name] = searched
     return {(owner_name, name): value for name, value in searched.added.items()}
+
+
+def _is_of_passes(library: str) -> bool:
+    """Return whether a module is, or belongs to, one of OF_PASSES."""
+    return f"{library}.".startswith(BEGINNINGS)
 
 
 def _are_same(first: list[object], second: list[object]) -> bool:
@@ -146,7 +162,7 @@ def _tables_in(owner: type | ModuleType) -> dict[str, object]:
     tables = {}
     for name, value in list(vars(owner).items()):
         kind = type(value)
-        is_of_library = kind.__module__.startswith(OF_PASSES) and kind.__dictoffset__ != 0
+        is_of_library = _is_of_passes(kind.__module__) and kind.__dictoffset__ != 0
         is_table = issubclass(kind, dict | list) or is_of_library
         if is_table and not issubclass(kind, type | ModuleType) and not name.startswith("__"):
             tables[name] = value
@@ -156,15 +172,15 @@ def _tables_in(owner: type | ModuleType) -> dict[str, object]:
 def _contents(table: object) -> dict[object, object]:
     """Return what a dictionary, a list or an object holds, by its key, number or attribute.
 
-    Of an object that holds dictionaries, it is what these hold. A dictionary is read as such, as a
-    library's class may make what it holds only when it is asked for it.
+    Of an object that holds dictionaries, it is also what these hold. A dictionary is read as such,
+    as a library's class may make what it holds only when it is asked for it.
     """
-    if isinstance(table, dict):
-        return dict(dict.items(table))
-    if isinstance(table, list):
-        return dict(enumerate(list.__iter__(table)))
     contents: dict[object, object] = {}
-    for name, value in list(object.__getattribute__(table, "__dict__").items()):
+    if isinstance(table, dict):
+        contents |= dict.items(table)
+    elif isinstance(table, list):
+        contents |= enumerate(list.__iter__(table))
+    for name, value in list(attributes_of(table).items()):
         if isinstance(value, dict):
             contents |= {(name, key): entry for key, entry in dict.items(value)}
         else:
@@ -177,10 +193,14 @@ def _replaced_in_module(
 ) -> Iterator[tuple[str, object]]:
     """Yield the names of functions and classes that replace those of a module, and what they are.
 
-    A name that the code of the library does not use replaces nothing.
+    A name that the code of the library does not use replaces nothing. A partial of the very
+    function whose place it has, which presets an argument, was put there by a user.
     """
     for name, value in list(entries.items()):
-        if callable(value) and name in names_in_library(library) and is_of_user(value):
+        if not callable(value) or name not in names_in_library(library):
+            continue
+        presets = type(value) is functools.partial and getattr(value.func, "__name__", "") == name
+        if presets or is_of_user(value):
             yield name, value
 
 
@@ -192,9 +212,9 @@ def _global_code() -> dict[tuple[str, str], object]:
 
     added: dict[tuple[str, str], object] = {}
     for name in GLOBAL_HOOKS:
-        hooks = [hook for hook in getattr(torch_module, name).values() if is_of_user(hook)]
-        if hooks:
-            added["torch.nn.modules.module", name] = hooks
+        for number, hook in getattr(torch_module, name).items():
+            if is_of_user(hook):
+                added["torch.nn.modules.module", f"{name}[{number}]"] = hook
     modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
     for number, mode in enumerate(modes):
         if is_own_class(type(mode)):

@@ -27,6 +27,18 @@ SAMPLE_ROWS = 2
 SAMPLE_TOKENS = 3
 
 
+class FailedPass(ModelError):
+    """A model's own pass over sample tokens raised an error.
+
+    Attributes:
+        reason: The type of that error and its message.
+    """
+
+    def __init__(self, name: str, reason: str):
+        super().__init__(f"{name}: its forward pass fails on sample tokens ({reason})")
+        self.reason = reason
+
+
 class Survey(NamedTuple):
     """What the blocks of a model return.
 
@@ -145,7 +157,7 @@ def _check_order(model: CutModel, order: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def explaining_pass_errors(name: str) -> Iterator[None]:
-    """Turn an error of a pass over sample tokens into a ModelError that names the model.
+    """Turn an error of a pass over sample tokens into a FailedPass, which names the model.
 
     A ModelError, and an error whose message is about memory, are raised as they are.
     """
@@ -162,7 +174,7 @@ def explaining_pass_errors(name: str) -> Iterator[None]:
         if isinstance(error, ModelError) or "memory" in str(error):
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"
-        raise ModelError(f"{name}: its forward pass fails on sample tokens ({reason})") from error
+        raise FailedPass(name, reason) from error
 
 
 def without_hooks(module: nn.Module) -> nn.Module:
