@@ -467,6 +467,13 @@ def test_levels_that_are_declared_keep_their_names(cells, kind, levels, tmp_path
     assert table.features["f"].tolist() == levels
 
 
+def test_levels_may_have_any_number_of_digits(tmp_path):
+    """Python reads no integer of more than 4300 digits."""
+    levels = [f"a{'9' * 5000}", "a10", "a2"]
+    path = write_table(tmp_path / "x.csv", pd.DataFrame({"text": ["a", "b", "c"], "f": levels}))
+    assert read_table(path).features["f"].cat.categories.tolist() == levels[::-1]
+
+
 def test_decimal_numbers_that_floats_cannot_hold_are_names_or_refused(tmp_path):
     import pyarrow
     import pyarrow.parquet
