@@ -891,6 +891,38 @@ def test_what_an_index_is_made_of_is_checked_before_files_are_written(tmp_path):
         ta.index_states(tmp_path, model="mine", blocks=2)
 
 
+@pytest.mark.parametrize(
+    "documents",
+    [[0, np.int64(1)], iter([0, 1]), np.array([0, 1], dtype="u8"), torch.tensor([0, 1]), ["0", np.str_("1")]],
+    ids=["numbers of NumPy", "iterator", "array", "tensor", "texts"],
+)
+def test_documents_may_be_numbers_of_any_library(documents, tmp_path):
+    np.save(tmp_path / "token_ids.npy", np.arange(8).reshape(2, 4))
+    np.save(tmp_path / "blocks.1.hook_resid_post.npy", np.ones((2, 4, 3), "f4"))
+    ta.index_states(tmp_path, model="mine", blocks=2, documents=documents)
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert [str(json.loads(line)["document"]) for line in lines] == ["0", "1"]
+
+
+def test_documents_have_an_order(tmp_path):
+    with pytest.raises(ConfigError, match=r"^documents=\{0, 1\} must be a list with an item for each row"):
+        ta.index_states(tmp_path, model="mine", blocks=2, documents={0, 1})
+
+
+def test_an_index_that_cannot_be_made_leaves_a_folder_as_it_was(tmp_path):
+    np.save(tmp_path / "token_ids.npy", np.ones((2, 4), dtype="f4"))
+    np.save(tmp_path / "blocks.1.hook_resid_post.npy", np.ones((2, 4, 3), "f4"))
+    before = sorted(tmp_path.iterdir())
+    for content in (None, b"what an earlier call wrote"):
+        if content is not None:
+            (tmp_path / "rows.jsonl").write_bytes(content)
+            before = sorted(tmp_path.iterdir())
+        with pytest.raises(DataError, match="token_ids is float32: write whole numbers"):
+            ta.index_states(tmp_path, model="mine", blocks=2, documents=[0, 1])
+        assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "rows.jsonl").read_bytes() == content
+
+
 def test_prompts_are_written_into_a_folder_that_is_made(root, tmp_path):
     file = ta.write_prompts(root / "a", tmp_path / "new" / "prompts.jsonl", texts=["A cat sat on a mat."] * 5)
     assert file.is_file()
