@@ -581,6 +581,59 @@ def test_an_outlier_channel_hides_no_other_states(case, tmp_path):
             folder.residuals(torch.tensor([[5, 6, 7]]), [1])
 
 
+def moved_mean(states):
+    """All channels have the mean 100, and float32 rounds none of them by as much as a token moves."""
+    states += 100
+    states[2] = 100 + torch.randn(3, 64)
+
+
+def moved_outlier(states):
+    """One channel of 300 moves by many times what float32 can round."""
+    states[:2, :, 0] = 290
+    states[2] = states[0]
+    states[2, :, 0] = 310
+
+
+def moved_beside_large_tokens(states):
+    """First tokens are 30 times larger in all channels, and equal; the others are not."""
+    states[:, 0] = 30 * states[0, 0].sign()
+    states[1, 0] *= -1
+
+
+def rounded_to_bfloat16(states):
+    states += 100
+    states[2] = states[0].bfloat16().float()
+
+
+def rounded_where_all_is_zero(states):
+    states[..., 32:] = 0
+    states[2] = states[0]
+    states[2, :, 40] = 1e-7
+
+
+@pytest.mark.parametrize(
+    ("change", "is_rounding"),
+    [
+        (moved_mean, False),
+        (moved_outlier, False),
+        (moved_beside_large_tokens, False),
+        (rounded_to_bfloat16, True),
+        (rounded_where_all_is_zero, True),
+    ],
+)
+def test_rounding_is_small_beside_the_differences_of_tokens(change, is_rounding, tmp_path):
+    """Neither a mean of all tokens, nor one channel, nor one token makes other states rounding."""
+    states = torch.randn(3, 3, 64)
+    change(states)
+    folder = folder_with_equal_rows(tmp_path / "rows", states)
+    if is_rounding:
+        (found,) = folder.residuals(torch.tensor([[5, 6, 7]]), [1])
+        assert torch.equal(found[0], states[0])
+    else:
+        with pytest.raises(DataError, match="rows 0 and 2 have the same tokens but other states"):
+            folder.residuals(torch.tensor([[5, 6, 7]]), [1])
+
+
 def cut(folder: Path) -> None:
     path = folder / "states-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
