@@ -238,8 +238,8 @@ def _document_names(documents: object) -> list[int | str]:
     """Return the document of each row, as text or whole numbers of Python."""
     if hasattr(documents, "tolist"):  # an array, a tensor or a column
         documents = documents.tolist()
-    is_one = isinstance(documents, str | bytes) or not isinstance(documents, Iterable)
-    if is_one or isinstance(documents, Set):  # a set has no order
+    is_text_or_set = isinstance(documents, str | bytes | Set)  # a set has no order
+    if is_text_or_set or not isinstance(documents, Iterable):
         raise ConfigError(f"documents={shown(documents)} must be a list with an item for each row")
     names: list[int | str] = []
     for document in documents:
