@@ -677,11 +677,6 @@ def test_a_frozen_model_whose_libraries_changed_since_is_refused(change, monkeyp
         config_of(second, "call")
         with pytest.raises(ModelError, match="first: libraries hold other code of your own than when it was loaded"):
             config_of(first, "call")
-        if change in (register_attention, put_hook_around_all_modules):
-            with pytest.raises(ModelError, match=r"first: .* load it again"):
-                first.full(tokens)
-            with pytest.raises(ModelError, match=r"first: .* load it again"):
-                first.head(tokens, 0)
     config_of(first, "call")
     assert torch.equal(first.full(tokens), before)
     with pytest.raises(ModelError, match="second: libraries hold other code of your own"):

@@ -13,6 +13,7 @@ import re
 import textwrap
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -167,14 +168,14 @@ def flat(settings: Mapping[Any, Any]) -> dict[str, Any]:  # a file may have numb
     return by_name
 
 
-def natural_order(name: str) -> tuple[list[str | int], str]:
+def natural_order(name: str) -> tuple[list[str | Decimal], str]:
     """Return the sort key of an order in which 2 comes before 10."""
-    key: list[str | int] = []
+    key: list[str | Decimal] = []
     # The split gives texts at even positions and numbers at odd ones, so types never mix.
     for position, piece in enumerate(re.split(r"(\d+)", name)):
         is_number = position % 2 == 1
         if is_number:
-            key.append(int(piece))
+            key.append(Decimal(piece))  # Python reads no integer of more than 4300 digits
         else:
             key.append(piece)
     return key, name

@@ -418,7 +418,9 @@ def _typed_cell(cell: object) -> list[object]:
     user may say anything.
     """
     kind = type(cell).__qualname__
-    if isinstance(cell, np.ndarray | np.generic):
+    if isinstance(cell, np.longdouble):  # `tolist` leaves it as it is
+        return [kind, repr(cell)]
+    if isinstance(cell, np.ndarray | np.generic | Tensor):
         return [kind, str(cell.dtype), cell.tolist()]
     library = type(cell).__module__.partition(".")[0]
     if library == "pandas" or library in sys.stdlib_module_names:

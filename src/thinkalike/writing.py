@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from numbers import Integral
 from pathlib import Path
 from typing import Literal
@@ -178,7 +178,7 @@ def index_states(
     revision: str | None = None,
     layers: Sequence[int] | None = None,
     prompts: PathLike | None = None,
-    documents: Sequence[int | str] | None = None,
+    documents: Iterable[object] | None = None,
 ) -> Path:
     """Write the index of a folder with states that another program wrote.
 
@@ -197,7 +197,7 @@ def index_states(
             block i.
         prompts: Of vLLM: the file of `write_prompts`, which knows the text and the document of
             each prompt.
-        documents: The document that each row is of; by default each is one.
+        documents: The document that each row is of, texts or whole numbers; by default each is one.
 
     >>> index_states("activations", model="mine", tokenizer="gelu-3l-mini", blocks=3)
     Traceback (most recent call last):
@@ -206,11 +206,9 @@ def index_states(
     states_folder = in_home(checked_path("folder", folder))
     if layers is not None:
         check_whole_numbers("layers", layers, fewest=1)
-    if isinstance(documents, str | bytes):
-        raise ConfigError(f"documents={shown(documents)} must be a list with an item for each row")
-    for document in [] if documents is None else documents:
-        if isinstance(document, bool) or not isinstance(document, str | Integral):
-            raise ConfigError(f"documents has {shown(document)}: give texts or whole numbers")
+    document_names = None
+    if documents is not None:
+        document_names = _document_names(documents)
     known_tokenizer: Tokenizer | None
     if isinstance(tokenizer, str):
         try:
@@ -231,9 +229,24 @@ def index_states(
         revision=revision or "",
         layers=layers,
         prompts=sent_prompts,
-        documents=documents,
+        documents=document_names,
     )
     return states_folder
+
+
+def _document_names(documents: object) -> list[int | str]:
+    """Return the document of each row, as text or whole numbers of Python."""
+    if hasattr(documents, "tolist"):  # an array, a tensor or a column
+        documents = documents.tolist()
+    is_text_or_set = isinstance(documents, str | bytes | Set)  # a set has no order
+    if is_text_or_set or not isinstance(documents, Iterable):
+        raise ConfigError(f"documents={shown(documents)} must be a list with an item for each row")
+    names: list[int | str] = []
+    for document in documents:
+        if isinstance(document, bool) or not isinstance(document, str | Integral):
+            raise ConfigError(f"documents has {shown(document)}: give texts or whole numbers")
+        names.append(document if isinstance(document, str) else int(document))
+    return names
 
 
 def _reader(model: Model) -> Reader | FrozenModel:

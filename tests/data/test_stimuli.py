@@ -13,7 +13,8 @@ import zipfile
 from collections import Counter
 from dataclasses import replace
 from datetime import date
-from decimal import Decimal
+from decimal import Decimal, localcontext
+from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
 
@@ -467,6 +468,13 @@ def test_levels_that_are_declared_keep_their_names(cells, kind, levels, tmp_path
     frame = pd.DataFrame({"text": ["a", "b"], "f": cells})
     table = read_table(write_table(tmp_path / "x.tsv", frame), kinds={"f": kind})
     assert table.features["f"].tolist() == levels
+
+
+def test_levels_may_have_any_number_of_digits(tmp_path):
+    """Python reads no integer of more than 4300 digits."""
+    levels = [f"a{'9' * 5000}", "a10", "a2"]
+    path = write_table(tmp_path / "x.csv", pd.DataFrame({"text": ["a", "b", "c"], "f": levels}))
+    assert read_table(path).features["f"].cat.categories.tolist() == levels[::-1]
 
 
 def test_decimal_numbers_that_floats_cannot_hold_are_names_or_refused(tmp_path):
@@ -1153,10 +1161,68 @@ def test_different_levels_that_are_written_alike_are_refused(levels):
             stimuli_of(numbered_table(size=column))
 
 
-def test_equal_values_of_two_names_are_two_levels():
+def test_equal_numbers_of_two_types_are_one_level():
     values = pd.Series([1.5, Decimal("1.50"), "a", "b"] * 8, dtype=object)
     _, levels = stimuli_of(numbered_table(size=values)).codes()
-    assert levels["size"] == ["1.5", "1.50", "a", "b"]
+    assert levels["size"] == ["1.5", "a", "b"]
+
+
+HALVES = [number / 2 for number in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("make", "missing"),
+    [
+        (Decimal, Decimal("sNaN")),
+        (float, Decimal("NaN")),
+        (Fraction, pd.NaT),
+        (np.array, np.ma.masked),
+        (torch.tensor, torch.tensor(torch.nan)),
+        (np.longdouble, None),
+        (np.float32, np.array(np.nan)),
+    ],
+)
+def test_cells_are_numbers_or_missing_whatever_their_type(make, missing):
+    cells = [0.0, missing, *[make(number) for number in HALVES[2:]]]
+    stimuli = stimuli_of(numbered_table(size=pd.Series(cells, dtype=object)))
+    assert stimuli.kinds["size"] == "continuous"
+    expected = [0.0, None, *HALVES[2:]]
+    assert stimuli.features["size"].equals(pd.Series(expected, dtype=float))
+
+
+@pytest.mark.parametrize("cells", [
+    np.array(HALVES, dtype=np.longdouble), pd.Series(HALVES, dtype=pd.ArrowDtype(pyarrow.float16())),
+    pd.Series([Decimal(number) for number in HALVES], dtype=pd.ArrowDtype(pyarrow.decimal128(10, 1))),
+], ids=["longdouble", "float16 of Arrow", "decimal128"])  # fmt: skip
+def test_columns_of_numbers_of_other_libraries_are_numbers(cells):
+    stimuli = stimuli_of(numbered_table(size=cells))
+    assert stimuli.kinds["size"] == "continuous"
+    assert stimuli.features["size"].tolist() == HALVES
+
+
+@pytest.mark.parametrize("step", [Decimal(1), Fraction(1, 3), Decimal("0.1")])
+def test_exact_numbers_that_floats_cannot_hold_are_names_or_refused(step):
+    with localcontext(prec=50):
+        cells = pd.Series([step * (row % 4) + 10**30 for row in range(32)], dtype=object)
+    with pytest.raises(DataError, match=r"size has numbers of more than 16 digits; declare kinds\.size=nominal"):
+        stimuli_of(numbered_table(size=cells))
+    assert stimuli_of(numbered_table(size=cells), kinds={"size": "nominal"}).features["size"].nunique() == 4
+
+
+@pytest.mark.parametrize("number", [Decimal("1e9999999"), Decimal("-Infinity"), Fraction(10**400, 3)])
+def test_a_number_beyond_floats_is_refused(number):
+    cells = pd.Series([number, *HALVES[1:]], dtype=object)
+    with pytest.raises(DataError, match=r"row 1: size=-?inf is not a finite number"):
+        stimuli_of(numbered_table(size=cells))
+
+
+def test_tensors_of_other_numbers_have_other_digests():
+    """The text of a tensor has four digits."""
+    digests = set()
+    for change in (0, 1e-6):
+        cells = pd.Series([torch.tensor(0.5 + change, dtype=torch.float64)] * 32, dtype=object)
+        digests.add(stimuli_config(numbered_table(size=cells), {}).table.digest)
+    assert len(digests) == 2
 
 
 class Named:

@@ -3,6 +3,8 @@
 import datetime
 import pickle
 import warnings
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,7 @@ from sklearn.base import clone
 from sklearn.model_selection import KFold, cross_val_score
 
 from thinkalike.measures import MLEM, FeatureEncoder, feature_importance, split_half_reference
-from thinkalike.measures.kinds import FeatureColumns, kind_of
+from thinkalike.measures.kinds import FeatureColumns, kind_of, plain_column
 
 N = 60
 WORDS = ("noun", "verb", "adjective", "pronoun")
@@ -269,6 +271,35 @@ def test_folds_of_a_table_know_all_its_levels():
     with pytest.warns(UserWarning, match="has 'adverb' in 1 stimuli"):
         scores = cross_val_score(MLEM(alpha=1.0), frame, states.numpy(), cv=folds)
     assert np.isnan(scores).sum() == 1, "the control: that fold alone"
+
+
+@pytest.mark.parametrize(
+    ("make", "missing"),
+    [
+        (Decimal, Decimal("sNaN")),
+        (Fraction, pd.NaT),
+        (np.array, np.ma.masked),
+        (torch.tensor, Decimal("NaN")),
+        (np.longdouble, None),
+    ],
+)
+def test_objects_of_numbers_are_numbers_whatever_their_type(make, missing):
+    numbers = [number / 2 for number in range(12)]
+    cells = pd.Series([missing, 0.5, *map(make, numbers)], dtype=object)
+    frame = pd.DataFrame({"f": cells})
+    columns = FeatureColumns.of(frame, ["continuous"])
+    assert kind_of(plain_column(cells, "f")) == "continuous"
+    values, _ = columns.read(frame)
+    assert values[1:].flatten().tolist() == [0.5, *numbers]
+    assert values[0].isnan()
+    named, _ = FeatureColumns.of(frame, ["nominal"]).read(frame)
+    assert named[1] == named[3], "equal numbers of two types are one level"
+
+
+def test_exact_numbers_that_are_one_float_are_refused_by_the_name_of_their_feature():
+    frame = pd.DataFrame({"f": [Fraction(1, 3), Fraction(1, 3) + Fraction(1, 10**30)] * 6})
+    with pytest.raises(ValueError, match=r"feature f has numbers of more than 16 digits.*give them as text"):
+        FeatureColumns.of(frame)
 
 
 @pytest.mark.parametrize("cells", [[10**400 + i % 3 for i in range(12)], [-(10**400), 0.5, None, *range(9)]])

@@ -581,6 +581,59 @@ def test_an_outlier_channel_hides_no_other_states(case, tmp_path):
             folder.residuals(torch.tensor([[5, 6, 7]]), [1])
 
 
+def moved_mean(states):
+    """All channels have the mean 100, and float32 rounds none of them by as much as a token moves."""
+    states += 100
+    states[2] = 100 + torch.randn(3, 64)
+
+
+def moved_outlier(states):
+    """One channel of 300 moves by many times what float32 can round."""
+    states[:2, :, 0] = 290
+    states[2] = states[0]
+    states[2, :, 0] = 310
+
+
+def moved_beside_large_tokens(states):
+    """First tokens are 30 times larger in all channels, and equal; the others are not."""
+    states[:, 0] = 30 * states[0, 0].sign()
+    states[1, 0] *= -1
+
+
+def rounded_to_bfloat16(states):
+    states += 100
+    states[2] = states[0].bfloat16().float()
+
+
+def rounded_where_all_is_zero(states):
+    states[..., 32:] = 0
+    states[2] = states[0]
+    states[2, :, 40] = 1e-7
+
+
+@pytest.mark.parametrize(
+    ("change", "is_rounding"),
+    [
+        (moved_mean, False),
+        (moved_outlier, False),
+        (moved_beside_large_tokens, False),
+        (rounded_to_bfloat16, True),
+        (rounded_where_all_is_zero, True),
+    ],
+)
+def test_rounding_is_small_beside_the_differences_of_tokens(change, is_rounding, tmp_path):
+    """Neither a mean of all tokens, nor one channel, nor one token makes other states rounding."""
+    states = torch.randn(3, 3, 64)
+    change(states)
+    folder = folder_with_equal_rows(tmp_path / "rows", states)
+    if is_rounding:
+        (found,) = folder.residuals(torch.tensor([[5, 6, 7]]), [1])
+        assert torch.equal(found[0], states[0])
+    else:
+        with pytest.raises(DataError, match="rows 0 and 2 have the same tokens but other states"):
+            folder.residuals(torch.tensor([[5, 6, 7]]), [1])
+
+
 def cut(folder: Path) -> None:
     path = folder / "states-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
@@ -889,6 +942,38 @@ def test_what_an_index_is_made_of_is_checked_before_files_are_written(tmp_path):
     assert sorted(tmp_path.iterdir()) == before
     with pytest.raises(DataError, match=r"token_ids\.npy: token_ids is float32: write whole numbers"):
         ta.index_states(tmp_path, model="mine", blocks=2)
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [[0, np.int64(1)], iter([0, 1]), np.array([0, 1], dtype="u8"), torch.tensor([0, 1]), ["0", np.str_("1")]],
+    ids=["numbers of NumPy", "iterator", "array", "tensor", "texts"],
+)
+def test_documents_may_be_numbers_of_any_library(documents, tmp_path):
+    np.save(tmp_path / "token_ids.npy", np.arange(8).reshape(2, 4))
+    np.save(tmp_path / "blocks.1.hook_resid_post.npy", np.ones((2, 4, 3), "f4"))
+    ta.index_states(tmp_path, model="mine", blocks=2, documents=documents)
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert [str(json.loads(line)["document"]) for line in lines] == ["0", "1"]
+
+
+def test_documents_have_an_order(tmp_path):
+    with pytest.raises(ConfigError, match=r"^documents=\{0, 1\} must be a list with an item for each row"):
+        ta.index_states(tmp_path, model="mine", blocks=2, documents={0, 1})
+
+
+def test_an_index_that_cannot_be_made_leaves_a_folder_as_it_was(tmp_path):
+    np.save(tmp_path / "token_ids.npy", np.ones((2, 4), dtype="f4"))
+    np.save(tmp_path / "blocks.1.hook_resid_post.npy", np.ones((2, 4, 3), "f4"))
+    before = sorted(tmp_path.iterdir())
+    for content in (None, b"what an earlier call wrote"):
+        if content is not None:
+            (tmp_path / "rows.jsonl").write_bytes(content)
+            before = sorted(tmp_path.iterdir())
+        with pytest.raises(DataError, match="token_ids is float32: write whole numbers"):
+            ta.index_states(tmp_path, model="mine", blocks=2, documents=[0, 1])
+        assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "rows.jsonl").read_bytes() == content
 
 
 def test_prompts_are_written_into_a_folder_that_is_made(root, tmp_path):

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from numbers import Number
+from numbers import Integral, Number
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,14 @@ from thinkalike.advice import named_setting
 from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sentences
 from thinkalike.data.words import Span
 from thinkalike.errors import DataError, natural_order, nearest
-from thinkalike.measures.kinds import KINDS, MOST_FEATURES, NUMBER_KINDS, check_levels, kind_of
+from thinkalike.measures.kinds import (
+    KINDS,
+    MOST_FEATURES,
+    NUMBER_KINDS,
+    check_levels,
+    kind_of,
+    plain_cell,
+)
 
 Kind = str | Sequence[object]
 """One of KINDS, or the levels of an ordinal feature in order."""
@@ -579,8 +586,14 @@ def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
         values = pd.to_numeric(objects, errors="coerce").astype("float64")
         # Without missing values, pandas leaves integers exact instead of making floats of them.
         exact_values = pd.to_numeric(objects.dropna(), errors="coerce")
+        # Of integers beyond 64 bits, pandas makes floats in any case.
+        is_whole = [isinstance(value, Integral) for value in objects]
+        whole = objects[is_whole]
         # With fewer values, two integers have become one float.
-        has_long_numbers = values.nunique() < exact_values.nunique()
+        has_long_numbers = (
+            values.nunique() < exact_values.nunique()
+            or values[is_whole].nunique() < whole.nunique()
+        )
     except OverflowError:  # a whole number of Python is beyond float64, which has 309 digits
         has_long_numbers = True
     if has_long_numbers:
@@ -602,6 +615,7 @@ def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
 
 def _level_name(value: object) -> str:
     """Return the name of a level as a string; a float that is a whole number, 2.0, becomes "2"."""
+    value = plain_cell(value)
     if isinstance(value, float | np.floating) and value.is_integer():
         return str(int(value))
     return str(value)
@@ -637,7 +651,6 @@ def _levels_of(column: pd.Series) -> list[str]:
     values = column.dropna()
     if kind_of(column) in NUMBER_KINDS:
         return [_level_name(value) for value in sorted(values.unique())]
-    # Equal values may have two names, as Decimal("1.5") and Decimal("1.50") have.
     return sorted({_level_name(value) for value in values}, key=natural_order)
 
 

@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 
@@ -42,7 +41,7 @@ from thinkalike.data.stimuli import (
 from thinkalike.data.words import Span
 from thinkalike.digests import content_key
 from thinkalike.errors import DataError, in_home
-from thinkalike.measures.kinds import NUMBER_KINDS, kind_of
+from thinkalike.measures.kinds import NUMBER_KINDS, kind_of, plain_column
 
 log = logging.getLogger(__name__)
 
@@ -296,7 +295,8 @@ def _in_types_of_pandas(column: pd.Series) -> pd.Series:
     if not isinstance(column.dtype, pd.ArrowDtype):
         return column
     if column.dtype.kind in "iufb":  # integers, floats and truth values
-        return column.convert_dtypes(dtype_backend="numpy_nullable")
+        wide = plain_column(column, str(column.name))  # pandas has no nullable float16
+        return wide.convert_dtypes(dtype_backend="numpy_nullable")
     import pyarrow
 
     values = pyarrow.array(column.array).to_pandas()
@@ -637,32 +637,26 @@ def _is_position(cell: str) -> bool:
     return cell.isdecimal() and len(cell) <= MOST_DIGITS
 
 
-def _decimal_values(column: pd.Series, kind: Kind | None, location: str) -> pd.Series:
-    """Return a column of `Decimal` numbers as floats.
-
-    If a kind other than "numeric" is declared, the numbers become strings.
+def _plain_values(column: pd.Series, kind: Kind | None, location: str) -> pd.Series:
+    """Return a column whose cells are numbers, names, or missing, see `plain_column`.
 
     Args:
-        column: The column; missing cells stay missing.
+        column: The column.
         kind: The declared kind of the feature; None: none is declared.
         location: What errors call the column.
 
     Raises:
-        DataError: Two different numbers would become the same float.
+        DataError: Two different numbers would become the same float, and numbers are wanted.
     """
-    if kind is not None and kind != "numeric":
-        return column.map(str, na_action="ignore")
     try:
-        numbers = column.astype(float)
-        has_long_numbers = numbers.nunique() < column.nunique()
-    except OverflowError:  # a whole number of Python is beyond float64, which has 309 digits
-        has_long_numbers = True
-    if has_long_numbers:
+        return plain_column(column, location)
+    except ValueError:
+        if kind is not None and kind not in NUMBER_KINDS:
+            return column.map(str, na_action="ignore")
         raise DataError(
             f"{location} has numbers of more than 16 digits; declare "
             f"{named_setting(f'stimuli.kinds.{column.name}', 'nominal')}"
-        )
-    return numbers
+        ) from None
 
 
 def _feature_values(column: pd.Series, kind: Kind | None, location: str) -> pd.Series:
@@ -682,14 +676,13 @@ def _feature_values(column: pd.Series, kind: Kind | None, location: str) -> pd.S
     """
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column
+    column = _plain_values(column, kind, location)
     present = column.dropna()
     if present.empty:
         return column
     if column.dtype == object:
         for cell in present:
             _check_cell(cell, location)
-    if isinstance(present.iloc[0], Decimal):
-        return _decimal_values(column, kind, location)
 
     values = column.mask(column.isin(MISSING))
     written = values.dropna()

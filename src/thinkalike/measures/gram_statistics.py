@@ -562,7 +562,10 @@ def rbf_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
     squared_distances = squared_norms[:, None] + squared_norms - 2 * gram
     squared_distances = squared_distances.clamp(min=0)  # rounding can leave less than 0
     i, j = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
-    squared_bandwidth = squared_distances[i, j].median()  # σ²
+    of_pairs = squared_distances[i, j]
+    # Of an even number of values, `median` returns the lower one of the two in the middle.
+    middle = torch.stack([of_pairs.median(), -(-of_pairs).median()])
+    squared_bandwidth = middle.sqrt().mean().square()  # σ²
     if squared_bandwidth <= 0:
         raise ValueError(
             "the median distance between rows is 0, so the rbf kernel has no bandwidth: "

@@ -17,9 +17,12 @@ are nominal.
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -45,10 +48,89 @@ SIGNIFICANT_DIGITS = 12  # to which fractions are compared, so that 0.1 + 0.2 is
 Level = str | bool | int | float
 Kind = str | Sequence[Level]  # "auto", one of KINDS, or the levels of an ordinal feature in order
 Kinds = Kind | Sequence[Kind] | Mapping[str, Kind] | Mapping[int, Kind]
+EXACT_NUMBERS = (Decimal, Fraction)
+DIGITS_OF_FLOATS = 400  # more than any float has before the point, or zeros behind it
 # What pandas calls the values of a column of objects that are all numbers.
 NUMBERS_AS_OBJECTS = ("integer", "floating", "mixed-integer-float", "decimal")
 EMPTY = ("", "nan", "NaN")  # missing values in an array of text
 TEXT_OR_BYTES = (str, bytes, bytearray, memoryview)  # sequences that are no list of values
+
+
+def plain_column(column: pd.Series, name: str) -> pd.Series:
+    """Return a column whose cells are numbers that NumPy and pandas know, names, or missing.
+
+    A column that has only such cells is returned itself.
+
+    Args:
+        column: The column.
+        name: What errors call it.
+
+    Raises:
+        ValueError: Float64 would make one number of two.
+    """
+    if isinstance(column.dtype, pd.ArrowDtype):
+        import pyarrow
+
+        arrow_type = column.dtype.pyarrow_dtype
+        if pyarrow.types.is_float16(arrow_type):
+            return column.astype(np.float32 if column.notna().all() else "float[pyarrow]")
+        if not pyarrow.types.is_decimal(arrow_type):
+            return column
+        column = column.astype(object)
+    if column.dtype == np.longdouble:
+        return column.astype(np.float64)
+    if column.dtype != object:
+        return column
+
+    cells = []
+    exact_of_float: dict[float, object] = {}
+    for cell in column:
+        plain = plain_cell(cell)
+        cells.append(plain)
+        if not isinstance(cell, EXACT_NUMBERS) or not isinstance(plain, float):
+            continue
+        if exact_of_float.setdefault(plain, cell) != cell:
+            raise ValueError(
+                f"{name} has numbers of more than 16 digits, which float64 cannot tell apart: "
+                "give them as text"
+            )
+    if all(plain is cell for plain, cell in zip(cells, column, strict=True)):
+        return column
+    return pd.Series(cells, index=column.index, name=column.name, dtype=object)
+
+
+def plain_cell(cell: object) -> object:
+    """Return a cell of a table as a number, a name, or None if it is missing.
+
+    Arrays and tensors without axes are the value that they hold. Exact numbers are whole numbers
+    of Python, or floats.
+    """
+    if isinstance(cell, np.ndarray | Tensor) and cell.ndim == 0:
+        if cell is np.ma.masked:
+            return None
+        cell = cell.item() if isinstance(cell, Tensor) else cell[()]
+    if cell is pd.NaT or (isinstance(cell, Decimal) and cell.is_nan()):
+        return None
+    if isinstance(cell, np.longdouble):
+        return float(cell)
+    if isinstance(cell, EXACT_NUMBERS):
+        return _int_or_float(cell)
+    return cell
+
+
+def _int_or_float(number: Decimal | Fraction) -> int | float:
+    """Return an exact number as an int if it is whole, and else as the nearest float."""
+    if isinstance(number, Decimal):
+        # One that is infinite, or beyond all floats, is no int, which could have any length.
+        if not number.is_finite() or abs(number.adjusted()) > DIGITS_OF_FLOATS:
+            return float(number)
+        number = Fraction(number)
+    if number.denominator == 1:
+        return number.numerator
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def kind_of(column: pd.Series) -> str:
@@ -317,7 +399,7 @@ def _frame(X: object) -> tuple[pd.DataFrame, bool]:
             cannot hold.
     """
     if hasattr(X, "iloc") and hasattr(X, "columns"):
-        table = cast(pd.DataFrame, X)
+        table = _plain_table(cast(pd.DataFrame, X))
         _refuse_inexact_numbers(table)
         return table, True
     if isinstance(X, Tensor):
@@ -339,12 +421,23 @@ def _frame(X: object) -> tuple[pd.DataFrame, bool]:
     if array.dtype.kind in "US":  # text or bytes: numbers beside text have become text
         texts = pd.DataFrame(array.astype(str), dtype=object)
         return texts.mask(texts.isin(EMPTY)).apply(_as_numbers_if_possible), True
-    frame = pd.DataFrame(array).infer_objects()
+    frame = _plain_table(pd.DataFrame(array)).infer_objects()
     _refuse_inexact_numbers(frame)
     is_numeric = all(map(pd.api.types.is_numeric_dtype, frame.dtypes))
     if is_numeric:
         return frame.astype(float), False
     return frame, True
+
+
+def _plain_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table whose cells are numbers, names, or missing, see `plain_column`."""
+    columns = [column for _, column in table.items()]
+    plain_columns = []
+    for column in columns:
+        plain_columns.append(plain_column(column, f"feature {column.name}"))
+    if all(plain is column for plain, column in zip(plain_columns, columns, strict=True)):
+        return table
+    return pd.concat(plain_columns, axis=1)
 
 
 def _array_of_tensor(X: Tensor) -> np.ndarray:
@@ -601,6 +694,7 @@ def _levels_of_rows(column: pd.Series) -> list[Level | None]:
 
 def _plain_level(value: object) -> Level:
     """Return a value as text, bool or number of Python; dates, intervals and the like as text."""
+    value = plain_cell(value)
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Level):

@@ -264,7 +264,6 @@ class FrozenModel:
             ModelError: A layer is out of range, the model cannot read these tokens, or its forward
                 runs no hooks.
         """
-        self._check_library_code()
         self.check_layers(layers)
         n_blocks_to_run = max(n_blocks_until(layer) for layer in layers)
 
@@ -318,7 +317,6 @@ class FrozenModel:
             )
         if start >= stop:
             return residual
-        self._check_library_code()
         last_block = stop - 1
         states: dict[Layer, Tensor] = {}  # filled by a hook while the pass runs
         batch_shape = residual.shape[:-1]  # (b, t)
@@ -392,7 +390,6 @@ class FrozenModel:
         """
         if self.output_error is not None:
             raise self.output_error
-        self._check_library_code()
         return self._continued(residual, self.n_layers, mask)
 
     def prove_again(self) -> None:
@@ -414,14 +411,6 @@ class FrozenModel:
         self.library_code = added_to_libraries()
         self.digest_at_load = sample_digest(self)
 
-    def _check_library_code(self) -> None:
-        """Check that code of users that libraries held at load is still there, before a pass.
-
-        Other code is looked for once in each call of a function of this package, by `config_of`.
-        """
-        if self.library_code:  # the search takes as long as a pass of a small model
-            self.check_libraries()
-
     def check_libraries(self) -> None:
         """Raise a ModelError if code that libraries hold since the load changes the output.
 
@@ -437,12 +426,7 @@ class FrozenModel:
                 changed.add(".".join(place))
         if not changed:
             return
-        self.library_code = None  # the passes for the digest are not checked themselves
-        try:
-            is_same = sample_digest(self) == self.digest_at_load
-        finally:
-            self.library_code = at_load
-        if is_same:
+        if sample_digest(self) == self.digest_at_load:
             self.library_code = now
             return
         raise ModelError(
@@ -476,7 +460,6 @@ class FrozenModel:
         without a head. `mask` is 1 for tokens and 0 for padding; `types` are BERT's token type
         ids.
         """
-        self._check_library_code()
         with torch.no_grad():
             return self._run(tokens, mask, types)
 

@@ -59,12 +59,11 @@ SETTINGS_OF_FOLDERS = ("name", "path", "device", "dtype", "site", "corpus")
 """Settings of a model that a folder of states has."""
 
 ROUNDING = 0.2
-"""Computing a text in another batch changes a state by less than this, as the root mean square
-over channels of changes in units of each channel. Between attention implementations in bfloat16,
-it is 0.02 for most tokens and at most 0.1."""
+"""Computing a text in another batch moves a state by less than this share of the distance between
+two tokens. It is at most 0.07 between batches and attention implementations in bfloat16."""
 
-ROUNDING_OF_VALUE = 1.0
-"""It changes no single value by as much as this in the unit of its channel; 0.4 occurs."""
+ROUNDING_OF_VALUE = 1.5
+"""It moves no value by as much as this in standard deviations of its channel; 0.7 occurs."""
 
 TOKENS_FOR_SPREAD = 1024
 """So many tokens of a folder tell how much a channel varies."""
@@ -191,7 +190,7 @@ class StateFolder:
             self._sites = [config.site]
         # The first of several rows with the same tokens, and a hook at which they were compared.
         self._compared_hooks: set[tuple[int, str]] = set()
-        self._spreads: dict[str, Float[Tensor, " d"]] = {}
+        self._spreads: dict[str, _Spread] = {}
         self.d_model = self._stream_width()
         largest_id = max(int(self.rows.token_ids(row).max()) for row in range(len(self.rows)))
         self.vocabulary = max(self.index.vocabulary, largest_id + 1)
@@ -471,17 +470,13 @@ class StateFolder:
                     )
         self._compared_hooks |= {(row, hook) for hook in new_hooks}
 
-    def _spread(self, hook: str) -> Float[Tensor, " d"]:
-        """Return the standard deviation of each channel at a hook point over a sample of tokens.
-
-        A channel that hardly varies counts as one with a hundredth of the median.
-        """
+    def _spread(self, hook: str) -> _Spread:
+        """Return how the states of a sample of tokens differ at a hook point."""
         if hook not in self._spreads:
             states = []
             for row in self.drawn_rows(TOKENS_FOR_SPREAD).tolist():
                 states += self.rows.states(row, [hook])
-            deviations = torch.cat(states).double().std(0, correction=0)
-            self._spreads[hook] = deviations.clamp(min=0.01 * deviations.median())
+            self._spreads[hook] = _Spread.of(torch.cat(states).double())
         return self._spreads[hook]
 
     def has_row(self, ids: Int[Tensor, " t"]) -> bool:
@@ -660,26 +655,72 @@ def _depth_of(layer: Layer) -> int:
     return int(layer)
 
 
-def _differ(
-    first: Float[Tensor, "t d"], second: Float[Tensor, "t d"], spread: Float[Tensor, " d"]
-) -> bool:
+class _Spread(NamedTuple):
+    """How the states of different tokens differ at a hook point, each channel in its own unit.
+
+    What all tokens have in common says nothing about them. So the unit of a channel is its
+    standard deviation, whatever its mean is. The typical token is the median one, because first
+    tokens can be many times larger than the others.
+    """
+
+    centre: Float[Tensor, " d"]
+    """The median of each channel."""
+
+    deviations: Float[Tensor, " d"]
+    """The standard deviation of each channel, at least a hundredth of the median one."""
+
+    typical_distance: Float[Tensor, ""]
+    """The median distance of a token from the centre."""
+
+    @classmethod
+    def of(cls, states: Float[Tensor, "t d"]) -> _Spread:
+        """Return how the states of a sample of tokens differ."""
+        centre = states.median(0).values
+        deviations = states.std(0, correction=0)
+        varies = deviations > 0
+        if varies.any():
+            deviations = deviations.clamp(min=0.01 * deviations[varies].median())
+        distances = _in_units(states - centre, deviations).norm(dim=1)
+        return cls(centre, deviations, distances.median())
+
+    def distances(self, states: Float[Tensor, "t d"]) -> Float[Tensor, " t"]:
+        """Return about how far each token is from a typical other one."""
+        from_centre = _in_units(states - self.centre, self.deviations).norm(dim=1)
+        return torch.hypot(from_centre, self.typical_distance)
+
+
+def _differ(first: Float[Tensor, "t d"], second: Float[Tensor, "t d"], spread: _Spread) -> bool:
     """Return whether two rows of states differ at any token by more than rounding.
 
-    Each channel is compared in a unit of its own, because what all tokens have in common says
-    nothing about them: beside a channel whose mean is a hundred times the rest, states of
-    different texts differ by a hundredth of their norm. The unit is the spread of the channel,
-    plus a tenth of the value, as large values are rounded more coarsely.
-
-    Args:
-        first, second: The states of the two rows.
-        spread: The standard deviation of each channel over many tokens.
+    Rounding is small beside how different tokens differ, over all channels and in each. Beyond
+    that, each value may be off by the distance of two neighbouring numbers of its dtype.
     """
+    steps = torch.maximum(_steps(first), _steps(second))
     changes = (second.double() - first.double()).abs()
-    units = spread + first.double().abs() / 10
-    # No change is none, also where the unit is 0.
-    in_units = torch.where(changes == 0, 0, changes / units)
-    of_tokens = in_units.square().mean(1).sqrt()
-    return bool((of_tokens > ROUNDING).any() or (in_units > ROUNDING_OF_VALUE).any())
+    in_units = _in_units((changes - steps).clamp(min=0), spread.deviations)
+    of_tokens = in_units.norm(dim=1)
+    of_other_tokens = spread.distances(first.double())
+    return bool(
+        (of_tokens > ROUNDING * of_other_tokens).any() or (in_units > ROUNDING_OF_VALUE).any()
+    )
+
+
+def _in_units(changes: Float[Tensor, "t d"], units: Float[Tensor, " d"]) -> Float[Tensor, "t d"]:
+    """Return changes in units of each channel; no change is none, also where the unit is 0."""
+    return torch.where(changes == 0, 0, changes / units)
+
+
+def _steps(states: Float[Tensor, "t d"]) -> Float[Tensor, "t d"]:
+    """Return the largest distance of two neighbouring numbers of the size of each value.
+
+    They are numbers of the narrowest dtype that holds all values, because a model may have
+    computed in a narrower one than that of the file.
+    """
+    dtype = states.dtype
+    for narrow in (torch.float16, torch.bfloat16):
+        if torch.equal(states.to(narrow).to(states.dtype), states):
+            dtype = narrow
+    return states.double().abs() * torch.finfo(dtype).eps
 
 
 def _digest_of_ids(ids: Int[Tensor, " t"]) -> bytes:

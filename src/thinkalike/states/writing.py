@@ -386,36 +386,54 @@ def index_folder(
         row_counts = [_row_count(files, layout, folder) for files in shards]
     if documents is not None:
         rows = _with_documents(folder, rows, documents, sum(row_counts))
-    if rows is not None:
-        _write_rows(folder, rows)
-    rows_entry = None
-    # Without prompts the order of rows is that of the names of vLLM's files, which a file of rows
-    # that an earlier call left cannot know.
-    is_row_file_of_these = rows is not None or not is_of_vllm
-    if is_row_file_of_these and (folder / ROWS).is_file():
-        rows_entry = _file_entry(folder, ROWS)
     dtype = _stored_dtype(first_arrays, layout)
     entries = []
     for row_count, files in zip(row_counts, counted(shards, "file"), strict=True):
         digests = {path.relative_to(folder).as_posix(): digest_of(path) for path in files}
         entries.append({"rows": row_count, "files": digests})
-    _write_index(
-        folder,
-        model=model,
-        revision=revision,
-        blocks=blocks,
-        **_save_tokenizer(tokenizer, folder),
-        bos=bos,
-        dtype=dtype,
-        layout=layout.name,
-        hooks=layout.widths,
-        rows=rows_entry,
-        shards=entries,
-    )
-    try:
+    with _restored_on_error(folder, (ROWS, INDEX)):  # an index that lies is worse than none
+        if rows is not None:
+            _write_rows(folder, rows)
+        rows_entry = None
+        # Without prompts the order of rows is that of the names of vLLM's files, which a file of
+        # rows that an earlier call left cannot know.
+        is_row_file_of_these = rows is not None or not is_of_vllm
+        if is_row_file_of_these and (folder / ROWS).is_file():
+            rows_entry = _file_entry(folder, ROWS)
+        _write_index(
+            folder,
+            model=model,
+            revision=revision,
+            blocks=blocks,
+            **_save_tokenizer(tokenizer, folder),
+            bos=bos,
+            dtype=dtype,
+            layout=layout.name,
+            hooks=layout.widths,
+            rows=rows_entry,
+            shards=entries,
+        )
         StoredRows(folder)
-    except DataError:
-        (folder / INDEX).unlink()  # an index that lies is worse than none
+
+
+@contextmanager
+def _restored_on_error(folder: Path, names: Sequence[str]) -> Iterator[None]:
+    """Give files in a folder their former content if the body ends in an error.
+
+    Files that did not exist are removed.
+    """
+    contents: dict[Path, bytes | None] = {}
+    for name in names:
+        path = folder / name
+        contents[path] = path.read_bytes() if path.is_file() else None
+    try:
+        yield
+    except BaseException:
+        for path, content in contents.items():
+            if content is None:
+                path.unlink(missing_ok=True)
+            else:
+                path.write_bytes(content)
         raise
 
 
