@@ -484,6 +484,18 @@ def test_what_is_beyond_chance_is_said_where_a_null_was_asked_for():
         assert says in " ".join(str(result).split())
 
 
+def test_what_was_not_tested_against_chance_is_said_as_that():
+    """Of fewer than 8 sentences there is no p, and so no lowest one."""
+    states, table = random_stimuli(1, 20)
+    words = [f"w{row}" for row in range(40)]
+    sentences = [" ".join(words[10 * (row // 10) :][:10]) for row in range(40)]
+    table = table[:40].assign(text=sentences, word=words)
+    more = {"references": 0, "alphas": [1.0], "permutations": 1, "folds": 2}
+    said = " ".join(str(thinkalike.mlem(states[:40], stimuli=table, null=2, **more)).split())
+    assert "was not tested, as that takes 8 sentences or more" in said
+    assert "beyond chance:" not in said
+
+
 def test_rsa_of_one_layer_says_that_nothing_is_compared():
     states = np.random.default_rng(0).normal(size=(40, 6))
     said = " ".join(str(thinkalike.rsa([states, states], stimuli=words_in_memory(40))).split())
