@@ -185,14 +185,16 @@ def flat(settings: Mapping[Any, Any]) -> dict[str, Any]:  # a file may have numb
     return by_name
 
 
-def natural_order(name: str) -> tuple[list[str | int], str]:
-    """Return the sort key of an order in which 2 comes before 10."""
-    key: list[str | int] = []
+def natural_order(name: str) -> tuple[list[str | tuple[int, str]], str]:
+    """Return the sort key of an order in which 2 comes before 10, however many digits there are."""
+    key: list[str | tuple[int, str]] = []
     # The split gives texts at even positions and numbers at odd ones, so types never mix.
     for position, piece in enumerate(re.split(r"(\d+)", name)):
         is_number = position % 2 == 1
         if is_number:
-            key.append(int(piece))
+            # Of two numbers the one of more digits is larger; Python makes no integer of thousands.
+            digits = "".join(str(unicodedata.decimal(digit)) for digit in piece).lstrip("0")
+            key.append((len(digits), digits))
         else:
             key.append(piece)
     return key, name
