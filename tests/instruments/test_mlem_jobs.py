@@ -496,6 +496,16 @@ def test_what_was_not_tested_against_chance_is_said_as_that():
     assert "beyond chance:" not in said
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_sentences_that_are_too_few_for_inner_folds_are_counted_as_they_are(count):
+    """Of 4 sentences in 3 folds, the 2 that are not held out have no 3 folds, by which α is chosen."""
+    words = [f"w{row}" for row in range(60)]
+    texts = [" ".join(words[row % count :: count]) for row in range(60)]
+    table = pd.DataFrame({"text": texts, "word": words, "F": ["a", "b", "c"] * 20})
+    with pytest.raises(DataError, match=rf"has {count} sentences, and folds=3 needs at least 5"):
+        thinkalike.mlem(np.random.default_rng(0).normal(size=(60, 4)), stimuli=table, folds=3)
+
+
 def test_rsa_of_one_layer_says_that_nothing_is_compared():
     states = np.random.default_rng(0).normal(size=(40, 6))
     said = " ".join(str(thinkalike.rsa([states, states], stimuli=words_in_memory(40))).split())
