@@ -286,6 +286,7 @@ def test_a_function_without_a_choice_takes_no_budget(slow, call, said):
         call()
 
 
+@pytest.mark.ci_slow
 def test_a_measure_refuses_in_a_forecast_as_in_the_job():
     """Three rows are too few for CKA, whether they are random states or those of a model."""
     config = composed("analyze", "measure=cka", "measure.tokens_per_batch=3", "layers=[[0,0]]", *PAIR)

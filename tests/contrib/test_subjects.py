@@ -387,6 +387,7 @@ def test_profiles_of_subjects_have_a_group(measured, stimuli, tmp_path):
     assert "noise ceiling" in done.stdout
 
 
+@pytest.mark.ci_slow
 def test_the_mean_of_subjects_is_not_said_to_be_tested():
     """Each subject has p-values of its own, and their mean has none."""
     rng = np.random.default_rng(0)
