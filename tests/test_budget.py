@@ -16,7 +16,7 @@ from thinkalike import budget, forecast
 from thinkalike.config.compose import hydra_ready
 from thinkalike.config.compose_jobs import checked
 from thinkalike.digests import remembered
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import of_stimuli
 from thinkalike.instruments.diff import null
 from thinkalike.job.listed_jobs import asked_for
@@ -310,3 +310,12 @@ def test_a_function_takes_a_budget(slow, caplog):
 def test_a_function_without_a_choice_takes_no_budget(slow, call, said):
     with pytest.raises(ConfigError, match=said):
         call()
+
+
+@pytest.mark.ci_slow
+def test_a_measure_refuses_in_a_forecast_as_in_the_job():
+    """Three rows are too few for CKA, whether they are random states or those of a model."""
+    config = composed("analyze", "measure=cka", "measure.tokens_per_batch=3", "layers=[[0,0]]", *PAIR)
+    instrument = instrument_of(config)
+    with pytest.raises(DataError, match="3 rows are too few to compare: give at least 4"):
+        instrument.seconds_beside_passes(config, instrument.shapes_of(config))

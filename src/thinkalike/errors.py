@@ -5,6 +5,7 @@ Any other error is a bug and keeps its traceback.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import itertools
@@ -12,7 +13,7 @@ import os
 import re
 import textwrap
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
@@ -75,6 +76,25 @@ class TrainingError(ThinkalikeError):
 
 class ShareDone(Exception):
     """This process has done its share of a job; the first process does the rest."""
+
+
+@contextlib.contextmanager
+def refusing_data(compared: str, in_words: Callable[[str], str] = str) -> Iterator[None]:
+    """Turn what a measure raises of its data within the context into a DataError.
+
+    A measure is a function of arrays, which refuses them by a ValueError.
+
+    Args:
+        compared: What is compared, with which the message begins.
+        in_words: Returns what the measure says with the names that the user knows.
+
+    Raises:
+        DataError: A ValueError was raised within the context.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise DataError(f"{compared}: {in_words(str(error))}") from error
 
 
 def one_of(key: str, value: str, choices: Iterable[str]) -> None:

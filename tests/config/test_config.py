@@ -525,6 +525,12 @@ def test_mappings_give_the_settings_inside(line):
     check_given_once(read_overrides(line.split()))
 
 
+def test_what_is_no_number_and_given_once_is_not_given_twice():
+    check_given_once(read_overrides(["measure.tokens_per_batch=nan"]))
+    with pytest.raises(ConfigError, match="give one setting twice"):
+        check_given_once(read_overrides(["seed=nan", "seed=1"]))
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -451,6 +451,7 @@ def test_what_a_file_says_in_vain_is_refused_with_its_name(text, cli):
     [
         pytest.param("[{name: gelu-3l-mini}, solu-3l-mini]", "names no model", marks=pytest.mark.ci_slow),
         ("[gelu-3l-mini, {name: solu-3l-mini}]", "names no model"),
+        ("[]", "models=[] must be two different models or more"),
     ],
 )
 def test_each_setting_of_a_list_of_models_is_read(models, said, cli):

@@ -10,6 +10,7 @@ import scipy.stats
 import torch
 from safetensors.torch import save_file
 
+import thinkalike
 import tiny
 from conftest import composed, every_second, results_in
 from measure_tester import THEIRS, every
@@ -384,6 +385,21 @@ def test_profiles_of_subjects_have_a_group(measured, stimuli, tmp_path):
     assert (scores["lower"] < scores["upper"]).all()
     assert "4 subjects" in done.stdout
     assert "noise ceiling" in done.stdout
+
+
+@pytest.mark.ci_slow
+def test_the_mean_of_subjects_is_not_said_to_be_tested():
+    """Each subject has p-values of its own, and their mean has none."""
+    rng = np.random.default_rng(0)
+    kinds = rng.integers(0, 2, 40)
+    table = pd.DataFrame({"text": [f"text {row}" for row in range(40)], "kind": [f"k{kind}" for kind in kinds]})
+    subjects = [rng.normal(size=(40, 4)) + 9 * kinds[:, None] for _ in range(3)]
+    more = {"references": 0, "alphas": [1.0], "permutations": 1, "folds": 2, "null": 2}
+    result = thinkalike.mlem(subjects, stimuli=table, **more)
+    said = " ".join(str(result).split())
+    assert "tested in each subject alone, and not for their mean" in said
+    assert "nan" not in said
+    assert result.details["p_corrected"].notna().all()
 
 
 def test_subjects_whose_distances_cancel_have_no_ceiling(stimuli):

@@ -40,7 +40,7 @@ from thinkalike.data.grammar import (
 from thinkalike.data.recordings import read_recording
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli
 from thinkalike.data.tables import checked_frame, read_conllu, read_stimuli, read_table, with_named_index
-from thinkalike.errors import DataError
+from thinkalike.errors import DataError, natural_order
 from thinkalike.inputs import stimuli_config
 from thinkalike.measures.kinds import kind_of
 
@@ -1288,3 +1288,9 @@ def test_whole_numbers_beyond_floats_are_refused_in_one_line(first):
     frame = pd.DataFrame({"text": list("abcd"), "number": numbers})
     with pytest.raises(DataError, match="number has numbers of more than 16 digits; declare kinds"):
         read_stimuli(stimuli_config(frame, {}))
+
+
+def test_numbers_in_names_are_ordered_by_value_however_long_they_are():
+    long = "9" * 5000
+    names = ["a10", "a9", f"a{long}0", f"a{long}", "a09", "b1", "a", "10", "9x", "٣"]
+    assert sorted(names, key=natural_order) == ["٣", "9x", "10", "a", "a09", "a9", "a10", f"a{long}", f"a{long}0", "b1"]

@@ -485,6 +485,28 @@ def test_what_is_beyond_chance_is_said_where_a_null_was_asked_for():
         assert says in " ".join(str(result).split())
 
 
+def test_what_was_not_tested_against_chance_is_said_as_that():
+    """Of fewer than 8 sentences there is no p, and so no lowest one."""
+    states, table = random_stimuli(1, 20)
+    words = [f"w{row}" for row in range(40)]
+    sentences = [" ".join(words[10 * (row // 10) :][:10]) for row in range(40)]
+    table = table[:40].assign(text=sentences, word=words)
+    more = {"references": 0, "alphas": [1.0], "permutations": 1, "folds": 2}
+    said = " ".join(str(thinkalike.mlem(states[:40], stimuli=table, null=2, **more)).split())
+    assert "was not tested, as that takes 8 sentences or more" in said
+    assert "beyond chance:" not in said
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_sentences_that_are_too_few_for_inner_folds_are_counted_as_they_are(count):
+    """Of 4 sentences in 3 folds, the 2 that are not held out have no 3 folds, by which α is chosen."""
+    words = [f"w{row}" for row in range(60)]
+    texts = [" ".join(words[row % count :: count]) for row in range(60)]
+    table = pd.DataFrame({"text": texts, "word": words, "F": ["a", "b", "c"] * 20})
+    with pytest.raises(DataError, match=rf"has {count} sentences, and folds=3 needs at least 5"):
+        thinkalike.mlem(np.random.default_rng(0).normal(size=(60, 4)), stimuli=table, folds=3)
+
+
 def test_rsa_of_one_layer_says_that_nothing_is_compared():
     states = np.random.default_rng(0).normal(size=(40, 6))
     said = " ".join(str(thinkalike.rsa([states, states], stimuli=words_in_memory(40))).split())

@@ -355,6 +355,28 @@ def test_equal_tensors_have_no_edit(base):
     assert math.isnan(edit(whole, 2 * whole).spread), "a constant has no spread"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.clamp(-x.std(), x.std()),
+        lambda x: x.sign() * (x.abs() - x.std() / 2).clamp(min=0),
+        lambda x: x.std() * torch.tanh(x / x.std()),
+        lambda x: 1.5 * x * (random(N, M) > 0),
+        lambda x: x.std() * random(N, M),
+        lambda x: x * (1 + 0.1 * random(N, M)),
+    ],
+)
+def test_a_change_that_depends_on_the_weights_is_no_added_noise(base, change):
+    assert edit(base, change(base)).operation == "changed"
+
+
+def test_changes_below_the_rounding_have_no_rank():
+    generator = torch.Generator().manual_seed(0)
+    base = (0.1 * torch.randn(64, 64, generator=generator)).bfloat16()
+    changed = (base.float() + 0.0005 * torch.randn(64, 64, generator=generator)).bfloat16()
+    assert edit(base, changed).operation == "changed"
+
+
 def test_a_base_of_few_bits_is_not_rounded_by_further_noise(base):
     few = rounded(base, 4, 32)
     assert edit(few, few + 0.01 * random(N, M)).operation == "noise"

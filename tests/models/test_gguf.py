@@ -1,5 +1,6 @@
 """GGUF files load as the dequantised folder of the same weights does."""
 
+import re
 import shutil
 import struct
 import sys
@@ -15,7 +16,7 @@ from thinkalike.errors import ModelError
 from thinkalike.instruments import run_job
 from thinkalike.models.config_json import known_config_json
 from thinkalike.models.fingerprints import checkpoint_fingerprint
-from thinkalike.models.gguf import _fill_in
+from thinkalike.models.gguf import _fill_in, gguf_config
 from thinkalike.models.gguf_header import read_header
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import shape_of
@@ -223,6 +224,59 @@ def test_a_field_of_another_type_is_one_line(name, folder, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+WRONG_TYPES = {
+    "tokenizer.ggml.add_bos_token": "false",
+    "tokenizer.ggml.add_eos_token": [False],
+    "tokenizer.ggml.add_space_prefix": [False, True],
+    "tokenizer.ggml.pre": 1,
+    "llama.rope.freq_base": True,
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_a_field_that_python_would_take_for_another_value_is_refused(name, folder, tmp_path):
+    """Any text is true to Python, and true is 1; the format has one type for each field."""
+    file = tiny.write_gguf(folder, tmp_path / "m.gguf", **{name: WRONG_TYPES[name]})
+    with pytest.raises(ModelError, match=rf"states {re.escape(name)}=.*, which is not (true or false|a text|a number)"):
+        gguf_config(file)
+
+
+def begins(file, name):
+    """Return where in a file the offset of a tensor of two dimensions is."""
+    return file.read_bytes().index(name.encode()) + len(name) + 4 + 16 + 4
+
+
+@pytest.mark.parametrize("moved", [-32, 4, 32, "to that of the gate"])
+def test_tensors_that_do_not_follow_one_another_are_refused(moved, file):
+    """llama.cpp reads a file only if each tensor begins where the padding of that before it ends."""
+    content = bytearray(file.read_bytes())
+    at = begins(file, "blk.0.ffn_up.weight")
+    start = int.from_bytes(content[at : at + 8], "little")
+    if isinstance(moved, int):
+        start += moved
+    else:
+        of_gate = begins(file, "blk.0.ffn_gate.weight")
+        start = int.from_bytes(content[of_gate : of_gate + 8], "little")
+    content[at : at + 8] = start.to_bytes(8, "little")
+    file.write_bytes(bytes(content))
+    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up\.weight is stated to begin at byte .*, and those before it"):
+        read_header(file)
+
+
+def test_tensors_are_aligned_as_the_file_states(folder, tmp_path):
+    for alignment in (64, 8):
+        file = tmp_path / "m.gguf"
+        writer = gguf.GGUFWriter(file, "llama")
+        writer.add_custom_alignment(alignment)
+        for name in ("a", "b"):
+            writer.add_tensor(name, torch.ones(3).numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        assert list(read_header(file).types) == ["a", "b"]
+
+
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_a_file_that_is_not_quantised_is_no_reason_to_warn(kind, folder, tmp_path, caplog):
     load_model(tiny.write_gguf(folder, tmp_path / "m.gguf", kind))
@@ -274,6 +328,7 @@ STATED = {  # what follows the numbers of tensors and of fields
     "lists inside one another": (0, 2, ARCHITECTURE + field("a", 9, struct.pack("<IQ", 9, 1) * 5000)),
     "a text of 2^60 letters": (0, 1, field("general.architecture", 8, struct.pack("<Q", 2**60))),
     "2^60 fields": (0, 2**60, ARCHITECTURE),
+    "5,000 fields": (0, 5000, ARCHITECTURE + b"".join(field(f"n{i}", 0, b"1") for i in range(4999))),
     "2^60 tensors": (2**60, 1, ARCHITECTURE),
     "2^31 dimensions": (1, 1, ARCHITECTURE + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 2**31)),
     "a tensor of 2^80 numbers": (
@@ -293,6 +348,14 @@ def test_a_file_that_states_more_than_it_holds_is_refused_at_once(case, tmp_path
         load_model(file)
     assert known_config_json(file) == {}
     assert time.monotonic() - began < 5
+
+
+def test_a_text_that_is_no_utf_8_is_told_as_that(folder, tmp_path):
+    for field_name, value in [("abcd", 1), ("general.description", "abcd")]:
+        file = tiny.write_gguf(folder, tmp_path / "m.gguf", **{field_name: value})
+        file.write_bytes(file.read_bytes().replace(b"abcd", b"ab\xe9d"))
+        with pytest.raises(ModelError, match=r"it has the text ab.d, which is no UTF-8"):
+            read_header(file)
 
 
 @pytest.mark.parametrize("count", [300, 10**9])

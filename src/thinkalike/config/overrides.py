@@ -193,7 +193,8 @@ def check_given_once(overrides: Iterable[PlainOverride]) -> None:
         for setting, value in override.settings():
             key = (setting, override.package)
             first, first_value = first_of_key.setdefault(key, (override.text, value))
-            if first_value != value:
+            is_same = first_value is value or first_value == value  # nan does not equal itself
+            if not is_same:
                 raise ConfigError(
                     f"{short(first)} and {short(override.text)} give one setting twice; "
                     "leave one of them out"

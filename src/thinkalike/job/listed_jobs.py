@@ -32,9 +32,11 @@ def asked_for(config: JobConfig) -> Sequence[JobConfig]:
     if stands_for == "all":
         return [completed_for_instrument(config)]
 
-    _check_nothing_named_apart(config)
     shared_settings = settings_of(config.model)
-    models = [listed_model(entry, shared_settings) for entry in config.models]
+    models: list[ModelConfig] = []
+    if config.models:  # beside an empty list, the model is the usual one, which nobody named
+        _check_nothing_named_apart(config)
+        models = [listed_model(entry, shared_settings) for entry in config.models]
     has_repeated = any(models.count(model) > 1 for model in models)
     if not stands_for or len(models) < 2 or has_repeated:
         raise ConfigError(

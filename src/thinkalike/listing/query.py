@@ -79,7 +79,7 @@ def _filters_by_key(settings: Sequence[str]) -> dict[str, str]:
     for setting in settings:
         key, _, value = setting.partition("=")
         if key not in KEYS:
-            raise ConfigError(f"'{key}' is not a setting of results; {nearest(key, KEYS)}")
+            raise ConfigError(f"'{key}' is not a setting of this command; {nearest(key, KEYS)}")
         if not value:
             raise ConfigError(f"{key}= has no value; give one, or leave it out")
         first_value = values.setdefault(key, value)

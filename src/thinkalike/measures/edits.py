@@ -63,6 +63,11 @@ LOW_RANK_REST = 1e-3
 # A change looks like noise if no singular value is above this many times the largest one of noise.
 NOISE_EDGE = 1.06
 
+# Noise knows nothing of the weights: the change and its size do not correlate with them by more
+# than this, and than so many standard errors.
+MOST_CORRELATION = 0.01
+STANDARD_ERRORS = 5.0
+
 # In formats of rounded weights, this many entries of a row may share a step.
 BLOCK_WIDTHS = (256, 128, 64, 32, 16)
 
@@ -525,10 +530,11 @@ def _grid_of_rows(rows: Float[Tensor, "n d"], eps: float) -> _Grid:
 def _low_rank_or_noise(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
     """Return "low rank" and the rank of the change y - x, or "noise" or "changed" with NaN.
 
-    A change is noise if its largest singular value is not above that of independent entries with
-    the same root mean square s. For an n x m matrix this is about s (√n + √m), the edge (Marchenko
-    & Pastur 1967). A change is of low rank if a few leading singular values leave next to nothing
-    of it. All other changes are "changed". Singular values come from a random sketch.
+    A change is noise if its entries do not depend on the weights, and its largest singular value
+    is not above that of independent entries with the same root mean square s. For an n x m matrix
+    this is about s (√n + √m), the edge (Marchenko & Pastur 1967). A change is of low rank if a few
+    leading singular values leave next to nothing of it. All other changes are "changed". Singular
+    values come from a random sketch.
 
     Args:
         x, y: The tensors before and after, of two axes or more; axes after the first are joined.
@@ -546,7 +552,8 @@ def _low_rank_or_noise(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, flo
     singular_values = _sketched_singular_values(change.float(), iterations=2)  # in falling order
     smallest_is_large = singular_values[-1] > LOW_RANK_GAP * singular_values[0]
     if smallest_is_large:  # the rank is greater than the sketch is wide
-        if float(singular_values[0]) <= NOISE_EDGE * edge:
+        is_within_edge = float(singular_values[0]) <= NOISE_EDGE * edge
+        if is_within_edge and _is_independent(change, x.double().flatten(1)):
             return "noise", math.nan
         return "changed", math.nan
 
@@ -557,9 +564,25 @@ def _low_rank_or_noise(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, flo
     most_rest = max(rounding * math.sqrt(min(n, m)), LOW_RANK_REST * edge)
     rank = int((singular_values > rounding).sum())
     most_rank = min(MOST_RANK, min(n, m) // 4)  # more than a quarter of the full rank is not low
-    if rank <= most_rank and rest <= most_rest:
+    if 1 <= rank <= most_rank and rest <= most_rest:
         return "low rank", float(rank)
     return "changed", math.nan
+
+
+def _is_independent(change: Float[Tensor, "n m"], x: Float[Tensor, "n m"]) -> bool:
+    """Return whether a change of weights x looks as if it knew nothing of them.
+
+    That of noise does. Clipped, shrunk, pruned or other weights change by what they were: their
+    change correlates with them, or its absolute size with theirs.
+    """
+    bound = MOST_CORRELATION + STANDARD_ERRORS / math.sqrt(x.numel())
+    for first, second in ((change, x), (change.abs(), x.abs())):
+        first = first - first.mean()
+        second = second - second.mean()
+        covariance = float((first * second).sum())
+        if abs(covariance) > bound * float(first.norm() * second.norm()):
+            return False
+    return True
 
 
 def _sketched_singular_values(

@@ -70,6 +70,18 @@ USUAL_BASE = 10_000.0
 # Factors, which change nothing if they are 1.
 FACTORS = re.compile("scale|factor")
 
+# The fields that the format has as true or false, ...
+FLAGS = re.compile(
+    r"\.(add_(bos|eos|sep)_token|add_space_prefix|remove_extra_whitespaces|attention\.causal"
+    r"|use_parallel_residual|expert_weights_norm|rope\.scaling\.finetuned)$"
+)
+# ... and as a text. All others that are read are numbers, ...
+TEXTS = re.compile(
+    r"^general\.(architecture|name|type)$|^tokenizer\.ggml\.(model|pre)$|\.rope\.scaling\.type$"
+)
+# ... but for patterns, which are a number, or true or false for each layer.
+PATTERNS = ("_pattern",)
+
 # The ends of fields that are sizes, which are never 0 where transformers reads them.
 SIZES = ("_length", "_count")
 
@@ -207,6 +219,7 @@ def _checked_reading(path: Path) -> _Reading:
 
     read_fields = _fields_read(path, architecture, config)
     prefix = f"{architecture}."
+    _check_types(header, path, prefix, read_fields)
     # `_fill_in` reads the width of rotary positions, whether or not transformers does.
     for name in sorted(read_fields | {"rope.dimension_count"}):
         size = fields.get(f"{prefix}{name}")
@@ -249,6 +262,41 @@ def _check_is_model(fields: Mapping[str, Value], path: Path) -> None:
             f"{path} is no whole model, as it states {listed(stated)}; give the GGUF file of the "
             "model"
         )
+
+
+def _check_types(header: Header, path: Path, prefix: str, read_fields: Collection[str]) -> None:
+    """Raise a ModelError if a field that is read has another type than the format gives it.
+
+    Python would take the text "false" for true, and true for the number 1.
+
+    Args:
+        header: The header of the file.
+        path: The file, for the message.
+        prefix: The architecture's name and a dot, with which names of its fields begin.
+        read_fields: The fields that transformers reads, without the prefix.
+    """
+    for field in {**header.lengths, **header.fields}:
+        value = header.fields.get(field)  # None: an array of several entries
+        entries = value if isinstance(value, list) else [value]
+        name = field.removeprefix(prefix)
+        is_read_of_model = field.startswith(prefix) and (
+            name in read_fields or CHANGES_A_PASS.search(name.rpartition(".")[2])
+        )
+        right_type = "a number"
+        is_right = True
+        if FLAGS.search(field):
+            right_type = "true or false"
+            is_right = isinstance(value, bool)
+        elif TEXTS.search(field):
+            right_type = "a text"
+            is_right = isinstance(value, str)
+        elif (is_read_of_model and not field.endswith(PATTERNS)) or field.endswith("_token_id"):
+            is_right = not any(isinstance(entry, bool | str) for entry in entries)
+        if not is_right:
+            shown = "an array" if value is None else short(repr(value))
+            raise ModelError(
+                f"{path} states {field}={shown}, which is not {right_type}; {TAKE_ORIGINAL}"
+            )
 
 
 def _check_special_tokens(header: Header, path: Path) -> None:

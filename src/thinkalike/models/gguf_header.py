@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from thinkalike.errors import ModelError, one_line
+from thinkalike.errors import ModelError, one_line, short
 
 Scalar = int | float | bool | str
 
@@ -45,6 +45,12 @@ VERSIONS = (2, 3)
 
 # The fewest bytes of a field or a tensor: 8 for the length of its name and 4 for a type.
 SMALLEST_FIELD = 12
+
+# The most fields. A model's file has some dozens, and transformers takes minutes for 45,000.
+MOST_FIELDS = 2**12
+
+# The bytes of which every tensor begins at a multiple, where a file states no other number.
+USUAL_ALIGNMENT = 32
 
 # The bytes of the length of a text, which come before it.
 LENGTH_OF_TEXT = 8
@@ -102,6 +108,10 @@ def _header(path: Path) -> Header:
             raise ValueError(f"its version is {version}")
         tensor_count = cursor.count(SMALLEST_FIELD)
         field_count = cursor.count(SMALLEST_FIELD)
+        if field_count > MOST_FIELDS:
+            raise ValueError(
+                f"it has {field_count:,} fields, and no model needs more than {MOST_FIELDS:,}"
+            )
 
         fields: dict[str, Value] = {}
         lengths: dict[str, int] = {}
@@ -116,19 +126,44 @@ def _header(path: Path) -> Header:
             if isinstance(value, list):
                 lengths[name] = len(value)
         types: dict[str, str] = {}
+        alignment = _alignment(fields)
+        start = 0
         for _ in range(tensor_count):
-            name, type_name = _tensor(cursor)
+            name, type_name, stop = _tensor(cursor, start)
             if name in types:
                 raise ValueError(f"it has two tensors of the name {name}")
             types[name] = type_name
+            start = math.ceil(stop / alignment) * alignment
     return Header(fields, types, lengths)
 
 
-def _tensor(cursor: _Cursor) -> tuple[str, str]:
-    """Read the description of one tensor in the header, and return its name and type.
+def _alignment(fields: dict[str, Value]) -> int:
+    """Return the number of bytes of which every tensor begins at a multiple.
 
     Raises:
-        ValueError: The tensor has too many dimensions, or would end beyond the end of the file.
+        ValueError: It is stated, and is no power of two.
+    """
+    alignment = fields.get("general.alignment", USUAL_ALIGNMENT)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise ValueError(f"its general.alignment={short(alignment)} is no power of two")
+    return alignment
+
+
+def _tensor(cursor: _Cursor, expected_start: int) -> tuple[str, str, int]:
+    """Read the description of one tensor in the header.
+
+    Args:
+        cursor: Reads the header.
+        expected_start: The byte at which the tensor begins, from the end of the header: that after
+            the tensor before it, and after the bytes that align it. llama.cpp reads no file in
+            which a tensor begins elsewhere.
+
+    Returns:
+        The name of the tensor, its type, and the byte after its end, from the end of the header.
+
+    Raises:
+        ValueError: The tensor has too many dimensions, begins elsewhere, or would end beyond the
+            end of the file.
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -139,6 +174,11 @@ def _tensor(cursor: _Cursor) -> tuple[str, str]:
     n_entries = math.prod(cursor.integer("Q") for _ in range(n_dimensions))
     tensor_type = GGMLQuantizationType(cursor.integer("I"))
     start = cursor.integer("Q")
+    if start != expected_start:
+        raise ValueError(
+            f"{name} is stated to begin at byte {start:,} of the tensors, and those before it "
+            f"take {expected_start:,} bytes"
+        )
     entries_per_block, bytes_per_block = GGML_QUANT_SIZES[tensor_type]
     # `start` counts from the end of the header, whose length is not known yet. So the tensor ends
     # at this byte or later.
@@ -146,7 +186,7 @@ def _tensor(cursor: _Cursor) -> tuple[str, str]:
     file_length = len(cursor.content)
     if stop > file_length:
         raise ValueError(f"{name} is stated to end at byte {stop:,} of {file_length:,}")
-    return name, tensor_type.name
+    return name, tensor_type.name, stop
 
 
 class _Cursor:
@@ -203,9 +243,18 @@ class _Cursor:
         return count
 
     def text(self) -> str:
-        """Read a text, which its length in bytes precedes; what is no UTF-8 is replaced."""
+        """Read a text, which its length in bytes precedes.
+
+        Raises:
+            ValueError: The file ends within it, or it is no UTF-8, which transformers needs.
+        """
         length_in_bytes = self.count(1)
-        return self.take(length_in_bytes).decode("utf-8", errors="replace")
+        content = self.take(length_in_bytes)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            readable = content.decode(errors="replace")
+            raise ValueError(f"it has the text {short(readable)}, which is no UTF-8") from None
 
     def value(self, type_code: int) -> Value | _Array:
         """Read a value of the type with this code in the GGUF format.

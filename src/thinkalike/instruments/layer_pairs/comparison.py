@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinkalike.advice import named_setting
-from thinkalike.errors import DataError
+from thinkalike.errors import DataError, refusing_data
 from thinkalike.instruments.layer_pairs.equal_depth import LayerName
 from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
 from thinkalike.job import Work
@@ -173,18 +173,17 @@ class LayerPairComparison:
         source, target = batch.states
         if target is not source:
             target = [layer.to(source[0].device) for layer in target]
+        compared = (
+            f"batch {batch.number} of {self.source.name} (source) and {self.target.name} (target)"
+        )
         try:
-            metric.update(source=source, target=target, **self.labels(batch))
-        except ValueError as error:
-            self.error = self._error_with_names(batch, error)
+            with refusing_data(compared, self._with_names_of_layers):
+                metric.update(source=source, target=target, **self.labels(batch))
+        except DataError as error:
+            self.error = error
 
-    def _error_with_names(self, batch: StateBatch, error: ValueError) -> DataError:
-        """Return a DataError with the message of a metric's error and the names of the layers.
-
-        Args:
-            batch: The batch that could not be compared.
-            error: What the metric raised. It numbers the layers of each side from 0.
-        """
+    def _with_names_of_layers(self, reason: str) -> str:
+        """Return what a metric says, which numbers the layers of each side from 0, with names."""
         layers_by_side = {"source": self.source.layers, "target": self.target.layers}
 
         def name_layer(match: re.Match[str]) -> str:
@@ -192,13 +191,7 @@ class LayerPairComparison:
             side, index = match.groups()
             return f"{side} layer {layers_by_side[side][int(index)]}"
 
-        reason = re.sub(r"\b(source|target) layer (\d+)", name_layer, str(error))
-        explained = DataError(
-            f"batch {batch.number} of {self.source.name} (source) and {self.target.name} "
-            f"(target): {reason}"
-        )
-        explained.__cause__ = error
-        return explained
+        return re.sub(r"\b(source|target) layer (\d+)", name_layer, reason)
 
     def keep(self, pools: int) -> None:
         """Save the state of the metrics, so that a later run can resume from it.

@@ -10,6 +10,7 @@ import torch
 from torchmetrics import Metric
 
 from thinkalike.config import AnalyzeConfig
+from thinkalike.errors import refusing_data
 from thinkalike.instruments.layer_pairs.settings import (
     LayerPairsConfig,
     LayerPairsSettings,
@@ -215,6 +216,9 @@ def seconds_of_random_batch(
         new_metric: Makes a metric for these settings and numbers of layers of either model.
         layers: How many layers each model has.
         width: The width of the states.
+
+    Raises:
+        DataError: The measure cannot compare so many rows.
     """
     # The name of a timing, under which it is remembered, has the same value of these settings in
     # all jobs: they do not change the time of so many rows.
@@ -233,14 +237,15 @@ def seconds_of_random_batch(
         if measure.conditional_on != "none":
             settings_of_metric = replace(settings_of_metric, conditional_on="token")
             token_of_rows = torch.arange(rows) % TIMED_TOKEN_KINDS
-        metric = new_metric(settings_of_metric, layers, layers)
-        metric.update(
-            *states_by_model,
-            number=0,
-            documents=torch.arange(rows) // TIMED_ROWS_PER_DOCUMENT,
-            groups=token_of_rows,
-        )
-        metric.compute()
+        with refusing_data(f"a batch of random states of {rows} rows"):
+            metric = new_metric(settings_of_metric, layers, layers)
+            metric.update(
+                *states_by_model,
+                number=0,
+                documents=torch.arange(rows) // TIMED_ROWS_PER_DOCUMENT,
+                groups=token_of_rows,
+            )
+            metric.compute()
 
     name = f"{settings} of width {width}, {layers} layers"
     return seconds_of_rows(name, compare, measure.tokens_per_batch, TIMED_ROWS)

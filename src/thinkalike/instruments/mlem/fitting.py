@@ -86,6 +86,8 @@ def check_features(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool) ->
             f"{named_setting('measure.folds', measure.folds)} needs at least {fewest}; give "
             "more stimuli, or choose fewer folds"
         )
+    if is_folded and measure.together == "sentence":
+        _check_sentences(measure, stimuli)
 
     kinds_compared_by_size: tuple[str, ...] = ("continuous",)
     if measure.difference == "scaled":
@@ -106,6 +108,26 @@ def check_features(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool) ->
         raise DataError(
             f"{stimuli.source}: {name} has another value in every row, so that all pairs differ "
             f"alike and it explains no distance; {remedy}"
+        )
+
+
+def _check_sentences(measure: MLEMConfig, stimuli: Stimuli) -> None:
+    """Check that there are enough sentences for folds that keep them together.
+
+    Raises:
+        DataError: There are too few.
+    """
+    fewest = measure.folds
+    if len(measure.alphas) > 1:
+        # α is chosen by folds of the sentences that are not held out.
+        while fewest - ceil(fewest / measure.folds) < measure.folds:
+            fewest += 1
+    count = len(stimuli.groups.unique())
+    if count < fewest:
+        raise DataError(
+            f"{stimuli.source} has {count} sentences, and measure.folds={measure.folds} needs at "
+            f"least {fewest}; give more sentences, or choose fewer folds; "
+            "measure.together=stimulus lets folds divide a sentence"
         )
 
 

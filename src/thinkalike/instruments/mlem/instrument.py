@@ -32,6 +32,7 @@ from thinkalike.instruments.mlem.screen import (
     MEANING_OF_IMPORTANCE,
     MEANING_OF_REFERENCE,
     show_scores,
+    untested_in_words,
 )
 from thinkalike.instruments.mlem.settings import MLEMConfig
 from thinkalike.instruments.mlem.table import (
@@ -235,6 +236,9 @@ class FeatureProfiles(
         stimuli = result.provenance["stimuli"]
         profiles, scores = self.profiles_and_scores_to_show(result)
         show_scores(profiles, scores)
+        untested = untested_in_words(result.details, profiles)
+        if untested:
+            show_text(untested)
         intervals = "; 95 % intervals are over folds"
         if "subjects" in result.provenance:
             intervals = ""

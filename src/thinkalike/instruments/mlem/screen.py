@@ -9,6 +9,7 @@ import pandas as pd
 
 from thinkalike.instruments.mlem.fitting import COLUMNS_GIVEN_WORD, REFERENCE
 from thinkalike.instruments.mlem.table import SHARE_OF_REFERENCE
+from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.screen import (
     Table,
     capitalised,
@@ -157,7 +158,7 @@ def _show_sentences(
     rows_given_word = _rows_given_word(profiles)
 
     show_text(f"{model}: {_best_in_words(best)} {_peak_in_words(peak)}")
-    if "p_corrected" in profiles:
+    if has_corrected_p(profiles):
         show_text(_beyond_chance_in_words(profiles))
     if changes:
         show_text(f"Over depth, importances change: {'; '.join(map(str, changes))}.")
@@ -277,6 +278,39 @@ def _peak_in_words(peak: pd.Series) -> str:
     return (
         f"{peak['feature']} matters most: permuting it lowers ρ by {importance} in layer "
         f"{peak['layer']}."
+    )
+
+
+def has_corrected_p(profiles: pd.DataFrame) -> bool:
+    """Return whether p-values that are corrected for all layers and features were computed.
+
+    They need a null distribution of enough sentences. The mean of several subjects has none.
+
+    Args:
+        profiles: Rows of the table of profiles.
+    """
+    return "p_corrected" in profiles and bool(profiles["p_corrected"].notna().all())
+
+
+def untested_in_words(details: pd.DataFrame, shown: pd.DataFrame) -> str:
+    """Return in a sentence what was not tested against the null distribution, and why.
+
+    The sentence is "" if all was tested, or if nobody asked for a null distribution.
+
+    Args:
+        details: The table of profiles of a result.
+        shown: The profiles on the screen, in which the mean of subjects may stand for them.
+    """
+    if "p_corrected" not in details or has_corrected_p(shown):
+        return ""
+    if not has_corrected_p(details):
+        return (
+            "Whether a feature matters beyond chance was not tested, as that takes "
+            f"{FEWEST_GROUPS} sentences or more."
+        )
+    return (
+        "Whether a feature matters beyond chance was tested in each subject alone, and not for "
+        "their mean; p_corrected in the table is that of each subject."
     )
 
 

@@ -17,7 +17,7 @@ from thinkalike import figures
 from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, SettingValues
 from thinkalike.data.stimuli import Stimuli
-from thinkalike.errors import ConfigError, DataError
+from thinkalike.errors import ConfigError, refusing_data
 from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.of_stimuli import (
     OfStimuli,
@@ -109,11 +109,7 @@ class RSA(
             )
         stimuli = compared.stimuli
         warn_of_features_confounded_with_words(stimuli)
-        try:
-            similarity, columns = _similarity(config, compared, with_massive)
-        except ValueError as error:
-            layers = numbered(compared.sides, str(error))
-            raise DataError(f"{stimuli.source}: {error}{layers}") from error
+        similarity, columns = _similarity(config, compared, with_massive)
 
         rows = rows_of_sides(compared.sides)
         value = similarity.value.numpy()
@@ -209,24 +205,29 @@ def _similarity(
         with_massive: All stimuli; None if none are left out because of their long states.
 
     Raises:
-        ValueError: A layer cannot be compared.
+        DataError: A layer cannot be compared.
     """
     measure = config.measure_as(RSAConfig)
     columns: dict[str, Tensor] = {}
-    if with_massive:
-        all_distances = distances_of_sides(with_massive.sides, measure)
-        similarity_of_all = rsa(all_distances, comparator=measure.comparator)
-        columns["including_massive_activations"] = similarity_of_all
-
     stimuli = compared.stimuli
-    layers = distances_of_sides(compared.sides, measure)
-    similarity = similarity_estimate(layers, measure, config.seed, stimuli)
-    columns["low"] = similarity.low
-    columns["high"] = similarity.high
-    if stimuli.confounded_with_words():
-        columns["conditional_on_word"] = similarity_given_word(layers, stimuli)
-    if measure.permutations:
-        columns |= p_values(layers, measure, config.seed, stimuli)
+
+    def with_numbers_of_layers(reason: str) -> str:
+        return f"{reason}{numbered(compared.sides, reason)}"
+
+    with refusing_data(stimuli.source, with_numbers_of_layers):
+        if with_massive:
+            all_distances = distances_of_sides(with_massive.sides, measure)
+            similarity_of_all = rsa(all_distances, comparator=measure.comparator)
+            columns["including_massive_activations"] = similarity_of_all
+
+        layers = distances_of_sides(compared.sides, measure)
+        similarity = similarity_estimate(layers, measure, config.seed, stimuli)
+        columns["low"] = similarity.low
+        columns["high"] = similarity.high
+        if stimuli.confounded_with_words():
+            columns["conditional_on_word"] = similarity_given_word(layers, stimuli)
+        if measure.permutations:
+            columns |= p_values(layers, measure, config.seed, stimuli)
     return similarity, columns
 
 
