@@ -374,7 +374,7 @@ def test_a_resumed_run_keeps_its_microbatches(rows, run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("memory", "changes"), [("200kB", {"kind": "low_rank", "rank": 1}), ("50kB", {})])
 def test_a_step_that_fits_in_no_part_is_refused(rows, run, memory, changes):
     module = training(limits=TrainerConfig(memory=memory), **changes)
-    with pytest.raises(ResourceError, match=r"trainer\.recompute=true"):
+    with pytest.raises(ResourceError, match=r"trainer\.recompute=True"):
         fit(module, step_data(rows, module), run)
 
 

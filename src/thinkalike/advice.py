@@ -82,6 +82,8 @@ def named_setting(key: str, value: object = _NOT_GIVEN, *, like: str | None = No
         if entry:
             return f"{entries}[{entry!r}]"
         return f"{name} of load_model" if _is_of_loading(key) else name
+    if entry and like == "":  # as "setting=", which names it alone
+        return f"{entries}[{entry!r}]"
     if entry:
         written = like if like is not None else repr(value)
         return f"{entries}={{{entry!r}: {written}}}"

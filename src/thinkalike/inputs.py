@@ -58,7 +58,7 @@ from thinkalike.data.tables import SEPARATORS, with_named_index
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError, nearest, one_line
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.identity import identity_of
+from thinkalike.models.identity import check_libraries, identity_of
 from thinkalike.models.labels import label
 from thinkalike.models.load import load_model
 from thinkalike.models.model_config import configured
@@ -174,7 +174,7 @@ def config_of(model: FrozenModel, call: str) -> LoadedModelConfig:
             tokenizer that runs code of the user's own has it in its digest: what that code reads
             cannot be known, so no result of an earlier call may be taken for its result.
     """
-    model.check_libraries()
+    check_libraries(model)
     identity = identity_of(model)
     has_own_code = not identity.is_complete or runs_code_of_user(model.tokenizer)
     how_it_runs: dict[str, object] = {

@@ -35,6 +35,7 @@ from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import distinct_labels
 from thinkalike.models.load import load_model
 
+pytestmark = pytest.mark.usefixtures("command_line")
 HERE = Path(__file__).parent
 OF_CONTRIB = [kind for kind, entry in MEASURES.items() if entry.module.startswith("thinkalike.contrib.")]
 

@@ -257,7 +257,7 @@ def test_few_documents_are_refused(read, text_files, measure):
 
 @pytest.mark.parametrize("measure", with_slow(["ruler", "r2"], "r2"))
 def test_a_value_that_its_words_cannot_carry_is_refused(read, copies, measure):
-    needed = r"R² needs about \d,\d00 words for models of width 640, and has 1,0\d\d: raise measure.words"
+    needed = r"R² needs about \d,\d00 words for models of width 640, and has 1,0\d\d: raise words"
     wide = [f"{side}.path={copies}/wide" for side in ("model", "target")]
     with pytest.raises(DataError, match=needed):
         read("base", "base", *wide, measure=[f"measure={measure}", "measure.words=1024"])

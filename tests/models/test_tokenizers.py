@@ -137,6 +137,7 @@ def with_mark(mark="<|endoftext|>", **options):
     return fast(lambda whole: whole.update(post_processor=template), **options)
 
 
+@pytest.mark.usefixtures("command_line")
 def test_texts_are_cut_as_tokenizer_json_says(tmp_path, caplog):
     """Llama's class puts a space before a text, and a file of its model type may say that there is none."""
     import transformers as hf

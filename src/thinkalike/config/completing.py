@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TypeVar
 
+from thinkalike.advice import named_setting
 from thinkalike.catalogue import (
     SUBJECTS,
     TASKS,
@@ -121,7 +122,7 @@ def _with_rows_of_states(config: Config) -> Config:
         return with_changes(config, {"data": data})
     if config.data.source != "states":
         raise ConfigError(
-            f"data={config.data.name}: the text that is compared is that of {folders[0]}, "
-            "a folder of states; leave data out"
+            f"{named_setting('data', config.data.name)}: the text that is compared is that of "
+            f"{folders[0]}, a folder of states; leave {named_setting('data')} out"
         )
     return config

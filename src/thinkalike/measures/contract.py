@@ -34,7 +34,7 @@ from thinkalike.measures.folds import JACKKNIFE_PARTS
 from thinkalike.measures.powers_of_two import power_of_two_unit
 from thinkalike.measures.row_groups import RowGroups, common_dtype
 from thinkalike.measures.rows import indices_where, labels_of_rows, rows_of
-from thinkalike.measures.working_copies import Prepared, WorkingCopy, copied
+from thinkalike.measures.working_copies import Prepared, WorkingCopy, copied_layer
 from thinkalike.ranges import check_within
 
 # entries of each matrix on a CPU: those of all layers of two models stay in the cache
@@ -393,7 +393,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         """
         if not self._is_of_others:
             return prepared
-        return copied(prepared, type(self).__name__)
+        return copied_layer(prepared, type(self).__name__)
 
     @property
     def _is_of_others(self) -> bool:

@@ -68,7 +68,7 @@ class WorkingCopy(Generic[Prepared]):
         changed_copy = self.copy
         if all(_write_back(*pair) for pair in self._arrays):
             copies = {id(original): copy for original, copy in self._arrays}
-            self.copy = copied(self.original, self.measure_name, copies)
+            self.copy = copied_layer(self.original, self.measure_name, copies)
             if is_same(self.original, self.copy, known=self._arrays):
                 return True
         self._spoilt.append(changed_copy)
@@ -78,7 +78,7 @@ class WorkingCopy(Generic[Prepared]):
     def _new_copy(self) -> tuple[Prepared, list[tuple[Any, Any]]]:
         """Return a new copy, and each tensor or array of the original with the copy of it."""
         copies: dict[int, Any] = {}
-        copy = copied(self.original, self.measure_name, copies)
+        copy = copied_layer(self.original, self.measure_name, copies)
         arrays = []
         # `deepcopy` keeps all that it copied in a list, under the `id` of the dictionary.
         for original in copies.get(id(copies), []):
@@ -87,7 +87,7 @@ class WorkingCopy(Generic[Prepared]):
         return copy, arrays
 
 
-def copied(
+def copied_layer(
     original: Prepared, measure_name: str, copies: dict[int, Any] | None = None
 ) -> Prepared:
     """Return a copy of a prepared layer.
@@ -164,12 +164,12 @@ def is_same(original: object, copy: object, known: Sequence[tuple[Any, Any]] = (
     """
     compared = {(id(first), id(second)): (first, second) for first, second in known}
     try:
-        return _is_same(original, copy, compared)
+        return _has_same_parts(original, copy, compared)
     except Exception:  # an object may raise any when it is taken apart
         return False
 
 
-def _is_same(first: Any, second: Any, compared: dict[tuple[int, int], Any]) -> bool:
+def _has_same_parts(first: Any, second: Any, compared: dict[tuple[int, int], Any]) -> bool:
     """Return whether two objects are the same, part by part.
 
     Args:
@@ -189,18 +189,19 @@ def _is_same(first: Any, second: Any, compared: dict[tuple[int, int], Any]) -> b
         if isinstance(first, Tensor):
             has_same_values = _has_same_bits(first, second)
         else:
-            has_same_values = _is_same_array(first, second)
+            has_same_values = _has_same_elements(first, second)
         attributes = getattr(first, "__dict__", None), getattr(second, "__dict__", None)
-        return has_same_values and _is_same(*attributes, compared)
+        return has_same_values and _has_same_parts(*attributes, compared)
     if isinstance(first, Number | str | bytes | bytearray):
         return bool(first == second)
     if type(first) is dict:
-        return _is_same([*first.items()], [*second.items()], compared)
+        return _has_same_parts([*first.items()], [*second.items()], compared)
     if type(first) in (list, tuple):
         return len(first) == len(second) and all(
-            _is_same(part, other, compared) for part, other in zip(first, second, strict=True)
+            _has_same_parts(part, other, compared)
+            for part, other in zip(first, second, strict=True)
         )
-    return _is_same(_parts_of(first), _parts_of(second), compared)
+    return _has_same_parts(_parts_of(first), _parts_of(second), compared)
 
 
 def _parts_of(value: object) -> list[object]:
@@ -220,7 +221,7 @@ def _has_same_bits(first: Tensor, second: Tensor) -> bool:
         return False
     integers = _as_integers(first), _as_integers(second)
     if first.is_cpu:
-        return _is_same_array(integers[0].numpy(), integers[1].numpy())  # faster than of torch
+        return _has_same_elements(integers[0].numpy(), integers[1].numpy())  # faster than of torch
     return torch.equal(*integers)
 
 
@@ -232,7 +233,7 @@ def _as_integers(tensor: Tensor) -> Tensor:
     return values.view(INTEGERS_OF_SIZE[values.element_size()])
 
 
-def _is_same_array(first: np.ndarray, second: np.ndarray) -> bool:
+def _has_same_elements(first: np.ndarray, second: np.ndarray) -> bool:
     """Return whether two arrays of NumPy have the same shape, dtype and bits."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False

@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from thinkalike.advice import named_setting
 from thinkalike.digests import tokenizer_fingerprint
-from thinkalike.errors import ModelError, listed
+from thinkalike.errors import ModelError
 from thinkalike.models.cut_model import StateSites
 from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, n_blocks_until
 from thinkalike.models.hooks import (
@@ -41,7 +41,6 @@ from thinkalike.models.hooks import (
     state_in,
     without_hooks_on,
 )
-from thinkalike.models.identity import sample_digest
 from thinkalike.models.module_facts import (
     Tokens,
     embedding_of,
@@ -53,7 +52,6 @@ from thinkalike.models.module_facts import (
     persistent_buffers,
     tensors_of,
 )
-from thinkalike.models.patched_libraries import added_to_libraries
 from thinkalike.models.proof import output_error_of, prove
 from thinkalike.models.survey import survey
 
@@ -142,7 +140,7 @@ class FrozenModel:
     # Why its output is not what its head makes of states; states are right all the same.
     output_error: ModelError | None = None
     # The code of users that libraries held at load, and what the model gave then for sample
-    # tokens, see `note_libraries`. None: it is no copy of a model in memory.
+    # tokens, see `models.identity.note_libraries`. None: it is no copy of a model in memory.
     library_code: Mapping[tuple[str, str], object] | None = None
     digest_at_load: str = ""
 
@@ -401,39 +399,6 @@ class FrozenModel:
         """
         self.proved_length = 0
         self.output_error = None
-
-    def note_libraries(self) -> None:
-        """Note the code of users that libraries hold, for `check_libraries`.
-
-        A frozen model looks up functions, such as one of attention, in tables of libraries, and
-        a user may put another one there under the same name.
-        """
-        self.library_code = added_to_libraries()
-        self.digest_at_load = sample_digest(self)
-
-    def check_libraries(self) -> None:
-        """Raise a ModelError if code that libraries hold since the load changes the output.
-
-        Other code alone is no error: it may belong to other models, or only watch passes.
-        """
-        at_load = self.library_code
-        if at_load is None:
-            return
-        now = added_to_libraries()
-        changed = set()
-        for place in at_load.keys() | now.keys():
-            if at_load.get(place) is not now.get(place):
-                changed.add(".".join(place))
-        if not changed:
-            return
-        if sample_digest(self) == self.digest_at_load:
-            self.library_code = now
-            return
-        raise ModelError(
-            f"{self.name}: libraries hold other code of your own than when it was loaded "
-            f"({listed(sorted(changed))}), and it gives other states with it: load it again, or "
-            "put that code back"
-        )
 
     def _prove_longer_rows(
         self, tokens: Tokens, mask: Tokens | None, types: Tokens | None

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from thinkalike.errors import ModelError, listed
 from thinkalike.models.description import Description, Trait, bytes_of
 from thinkalike.models.module_facts import Tokens, largest_relative_error, sample_tokens
+from thinkalike.models.patched_libraries import added_to_libraries
 from thinkalike.models.survey import explaining_pass_errors
 from thinkalike.models.traits import described_traits
 
@@ -43,6 +45,41 @@ def sample_digest(model: FrozenModel) -> str:
     for output in outputs:
         digest.update(bytes_of(output))
     return digest.hexdigest()[:16]
+
+
+def note_libraries(model: FrozenModel) -> None:
+    """Note the code of users that libraries hold, for `check_libraries`.
+
+    A frozen model looks up functions, such as one of attention, in tables of libraries, and a user
+    may put another one there under the same name.
+    """
+    model.library_code = added_to_libraries()
+    model.digest_at_load = sample_digest(model)
+
+
+def check_libraries(model: FrozenModel) -> None:
+    """Raise a ModelError if code that libraries hold since the load changes a model's output.
+
+    Other code alone is no error: it may belong to other models, or only watch passes.
+    """
+    at_load = model.library_code
+    if at_load is None:
+        return
+    now = added_to_libraries()
+    changed = set()
+    for place in at_load.keys() | now.keys():
+        if at_load.get(place) is not now.get(place):
+            changed.add(".".join(place))
+    if not changed:
+        return
+    if sample_digest(model) == model.digest_at_load:
+        model.library_code = now
+        return
+    raise ModelError(
+        f"{model.name}: libraries hold other code of your own than when it was loaded "
+        f"({listed(sorted(changed))}), and it gives other states with it: load it again, or "
+        "put that code back"
+    )
 
 
 def output_distance(first: FrozenModel, second: FrozenModel) -> float:

@@ -35,7 +35,7 @@ from thinkalike.models.families import (
     stated_quantization,
 )
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.identity import long_sample_row
+from thinkalike.models.identity import long_sample_row, note_libraries
 from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.models.model_config import configured
 from thinkalike.models.module_facts import (
@@ -133,7 +133,7 @@ def load_live(
             frozen = _frozen_copy(live, copy, config, family, device)
         if expected is not None:
             _check_copy(frozen, live.module, expected)
-        frozen.note_libraries()
+        note_libraries(frozen)
         if _has_code_of_user(live):
             _check_own_weights(frozen, live.original)
             frozen.prove_again()

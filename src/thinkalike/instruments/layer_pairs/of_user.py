@@ -70,10 +70,10 @@ class OfFunction(LayerMeasure[Tensor]):
         """
         with plugins.blaming(f"measure {self.kind}"):
             value = self.function(first.clone(), second.clone())
-        return real_numbers(value, self.kind).to(torch.float64)
+        return numbers_of_user(value, self.kind).to(torch.float64)
 
 
-def real_numbers(value: object, kind: str, shape: tuple[int, ...] = ()) -> Tensor:
+def numbers_of_user(value: object, kind: str, shape: tuple[int, ...] = ()) -> Tensor:
     """Return what a user's measure gives as a tensor of real numbers.
 
     They may be NaN or infinite; what is masked becomes NaN. A tensor keeps its dtype and its
@@ -172,12 +172,12 @@ def _anything(value: object, kind: str, *arguments: object) -> object:
 
 def _one_number(value: object, kind: str, *arguments: object) -> Float[Tensor, ""]:
     """Return the one number that a measure gives for layers."""
-    return real_numbers(value, kind)
+    return numbers_of_user(value, kind)
 
 
 def _as_many_numbers(value: object, kind: str, numerators: Tensor) -> Tensor:
     """Return the numbers that a measure gives for as many others."""
-    return real_numbers(value, kind, tuple(numerators.shape))
+    return numbers_of_user(value, kind, tuple(numerators.shape))
 
 
 def _matrices(
@@ -209,7 +209,7 @@ def _matrices(
         shape = tuple(len(model_pairs.layers_of_model[model]) for model in pair)
         if sizes is not None:
             shape = (1 + len(sizes), *shape)
-        matrices[pair] = real_numbers(value[pair], kind, shape)
+        matrices[pair] = numbers_of_user(value[pair], kind, shape)
     return matrices
 
 
