@@ -795,7 +795,7 @@ REFUSED = {
     "a stitch": (lambda a, b: ta.stitch(a, b), ModelError, "is a folder of states, which has no weights to run"),
     "a diff": (lambda a, b: ta.diff(a, b), ModelError, "is a folder of states, which has no weights to run"),
     "logits": (lambda a, b: ta.compare(a, b, measure="jsd", **FEW), DataError, "has no weights"),
-    "other text": (lambda a, b: ta.compare(a, b, texts="pydoc"), ConfigError, 'texts="pydoc": the text that is compared'),
+    "other text": (lambda a, b: ta.compare(a, b, texts="pydoc"), ConfigError, 'texts="pydoc": the text that is'),
     "a layer": (lambda a, b: ta.compare(a, b, layers=[7]), ConfigError, "layers: .7,7. is out of range"),
     "its text for a diff": (
         lambda a, b: ta.diff("gelu-3l-mini", "solu-3l-mini", texts=a),
