@@ -17,7 +17,7 @@ from thinkalike import StitchModule, plugins
 from thinkalike.config import measure_schema
 from thinkalike.errors import ConfigError, PluginError, StitchError
 from thinkalike.instruments import instrument_of
-from thinkalike.instruments.layer_pairs.of_user import OfFunction, StatesByUser, real_numbers
+from thinkalike.instruments.layer_pairs.of_user import OfFunction, StatesByUser, numbers_of_user
 from thinkalike.job.planning import plan
 from thinkalike.measures import LayerMeasure
 from thinkalike.plugins import MeasurePlugin
@@ -308,9 +308,9 @@ def test_what_compares_all_layers_at_once_gives_numbers_in_any_form(value):
     "value", [np.ma.masked, np.ma.array(0.5, mask=True), [np.ma.masked], (np.ma.array([1], mask=[1]),)]
 )
 def test_what_is_masked_is_no_number(value):
-    assert real_numbers(value, "bad").isnan()
-    assert real_numbers([[np.ma.masked, 1.0]], "bad", (1, 2)).isnan().tolist() == [[True, False]]
-    assert real_numbers(np.ma.array([0.5], mask=[False]), "bad") == 0.5, "control"
+    assert numbers_of_user(value, "bad").isnan()
+    assert numbers_of_user([[np.ma.masked, 1.0]], "bad", (1, 2)).isnan().tolist() == [[True, False]]
+    assert numbers_of_user(np.ma.array([0.5], mask=[False]), "bad") == 0.5, "control"
 
 
 def test_an_instance_of_a_class_of_ones_own_is_a_measure():

@@ -125,9 +125,10 @@ def _check_sentences(measure: MLEMConfig, stimuli: Stimuli) -> None:
     count = len(stimuli.groups.unique())
     if count < fewest:
         raise DataError(
-            f"{stimuli.source} has {count} sentences, and measure.folds={measure.folds} needs at "
-            f"least {fewest}; give more sentences, or choose fewer folds; "
-            "measure.together=stimulus lets folds divide a sentence"
+            f"{stimuli.source} has {count} sentences, and "
+            f"{named_setting('measure.folds', measure.folds)} needs at least {fewest}; give more "
+            "sentences, or choose fewer folds; "
+            f"{named_setting('measure.together', 'stimulus')} lets folds divide a sentence"
         )
 
 
