@@ -30,6 +30,7 @@ from omegaconf import MISSING, OmegaConf
 
 import thinkalike
 from thinkalike import measures
+from thinkalike.advice import at_command_line
 from thinkalike.config import CONF, MEASURES, TASKS, AnalyzeConfig, TrainConfig, compose_job, instrument, measure_schema
 from thinkalike.config.schema import declared_of, default_of
 from thinkalike.errors import ConfigError
@@ -379,7 +380,8 @@ def size(number: float | None) -> str:
 def choices(schema: Any, name: str, prefix: str) -> str:
     """Return the choices that the check of a setting lists; nothing if it checks none."""
     try:
-        schema(**NAMED.get(prefix.rstrip("."), {}) | {name: UNCHECKED})
+        with at_command_line():  # whose words the page has
+            schema(**NAMED.get(prefix.rstrip("."), {}) | {name: UNCHECKED})
     except ConfigError as error:
         _, _, listed = str(error).partition(f"{prefix}{name}={UNCHECKED} is not known; there is: ")
         return ", ".join(f"`{each}`" for each in listed.split(", ")) if listed else ""

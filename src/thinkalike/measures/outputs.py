@@ -247,6 +247,9 @@ class JensenShannon(MeanOfRows):
     value_range = (0.0, math.log(2))
     scale = (0.0, math.log(2))
     differentiable = 2
+    # `prepare` is of each row alone, so what `MeanOfRows` offers holds here as well.
+    is_unbiased = True
+    leaves_out_parts = True
 
     def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
         """Return the logits as they are, with the size of the vocabulary and the name."""
@@ -264,6 +267,9 @@ class Disagreement(MeanOfRows):
     formula = "share of tokens whose most likely next token differs"
     source = "Madani et al. 2004"
     invariances = frozenset({"row_permutation", "isotropic_scaling"})
+    # `prepare` is of each row alone, so what `MeanOfRows` offers holds here as well.
+    is_unbiased = True
+    leaves_out_parts = True
 
     def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
         """Return the index of the largest logit of each row, the most likely token.
