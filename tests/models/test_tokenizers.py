@@ -332,6 +332,19 @@ def test_what_is_known_by_hand():
     assert back.is_exact.tolist() == [True, False, True, True]
 
 
+@pytest.mark.parametrize("letters", ["fi", "ffi"])
+def test_a_token_gets_the_state_of_the_last_of_several_that_end_with_it(letters):
+    """A ligature is one token of the target, and one for each of its letters of the source."""
+    text = "\ufb01s" if letters == "fi" else "\ufb03s"
+    whole = TokenisedText(range(2), np.array([(0, 1), (1, 2)]), [text[0], "s"].__getitem__, composes=True)
+    offsets = np.array([*[(0, 1)] * len(letters), (1, 2)])
+    apart = TokenisedText(range(len(offsets)), offsets, [*letters, "s"].__getitem__, composes=True)
+    found = align(text, whole, apart)
+    count = len(letters)
+    assert found.aligned.tolist() == [count - 1, count, count + 1]
+    assert found.is_exact.all()
+
+
 def test_bytes_are_written_as_the_library_writes_them():
     assert cutters._letter_of_byte().items() <= BYTE_OF.items()
     assert sorted(BYTE_OF.values()) == list(range(256))
