@@ -65,7 +65,7 @@ def test_main_job_downloads_loads_trains_and_writes(stitch, repositories):
 @pytest.mark.ci_slow
 def test_no_hub_and_no_cache(stitch, tmp_path):
     line = stitch(hub.NOWHERE).error
-    assert all(word in line for word in (SOLU, "127.0.0.1:9", "HF_HOME", "model.path=", "a mini"))
+    assert all(word in line for word in (SOLU, "127.0.0.1:9", "HF_HOME", "model=DIR", "a mini"))
     assert not (tmp_path / "results").exists()
 
 

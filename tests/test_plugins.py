@@ -361,6 +361,7 @@ class MyModel(ModelConfig):
     "mine/conf/mine_train.yaml": "# @package _global_\nhydra: {help: {footer: mine adds this}}\n",
 }
 ASKED = """
+from thinkalike.advice import at_command_line
 from thinkalike.config import ModelConfig, compose_job, key_settings, options
 from thinkalike.config.compose import keys_of
 from thinkalike.errors import ConfigError
@@ -375,7 +376,8 @@ words = ["model=gpt2", "model.age=4"]
 refuse_unread_settings(keys_of(words), compose_job("train", words))
 for words in (["model=gpt2", "model.age=10"], ["model=gpt2", "model.colour=blue"]):
     try:
-        refuse_unread_settings(keys_of(words), compose_job("train", words))
+        with at_command_line():
+            refuse_unread_settings(keys_of(words), compose_job("train", words))
     except ConfigError as error:
         assert str(error).startswith(words[1].partition("=")[0]), error
     else:

@@ -89,7 +89,7 @@ def test_a_result_draws_the_figures_of_its_kind(cli, small_stitching):
     with pytest.raises(ResultError, match="brown2023-figure1 is drawn from several results; its figures are in"):
         plot(other)
     (result.folder / "result.json").write_text(record.replace('"stitching"', '"loss"', 1))
-    with pytest.raises(ResultError, match="measure=loss draws no figure"):
+    with pytest.raises(ResultError, match='measure="loss" draws no figure'):
         plot(type(result)(result.folder))
     shutil.rmtree(result.folder)
     assert repr(type(result)(result.folder)) == f"Result(cannot be read, StoreError; {result.folder})"

@@ -304,7 +304,7 @@ def test_measures_of_states_run_on_models_without_a_head(cli, tmp_path, text_fil
     words = [f"model={written(module, tmp_path / 'm')}", "data=text", f"data.files=[{text_files}/*.txt]"]
     sizes = ["measure.batches=2", "measure.tokens_per_batch=2048", "data.context=32", "data.evaluation_share=0.4"]
     assert len(cli("analyze.py", "measure=cka", *words, *sizes).result.details) == 9
-    with pytest.raises(ModelError, match=r"predicts no next token.*measure=cka"):
+    with pytest.raises(ModelError, match=r'predicts no next token.*measure="cka"'):
         run_job(composed(*words, "data.context=32"))
 
 

@@ -201,7 +201,7 @@ def test_the_table_of_components_names_the_place_of_a_change(kind, place, tmp_pa
     first = alike.table.iloc[0]
     assert first["source_layer"] == first["target_layer"]
     assert first["value"] == alike.tables["components"]["value"].min()
-    assert "CKA does not change when a component is scaled; measure=distance does." in said
+    assert 'CKA does not change when a component is scaled; measure="distance" does.' in said
     assert "most similar of all" not in said, "a head of a copy is most similar to itself"
     cells = alike.tables["components"].set_index(["layer", "component"])["value"]
     assert (cells.loc[:3] > 0.9999).all(), "CKA does not see a scale, and earlier heads are the same"
@@ -296,7 +296,7 @@ def test_a_stitch_before_the_mlp(tmp_path):
         make_models.write(KNOWN[name], tmp_path / name)
         MiddleModel(load_model(tmp_path / name))  # is proved
     make_models.write(KNOWN["jamba"], tmp_path)
-    with pytest.raises(ModelError, match=r"resid_mid cannot be cut: not every block of .* has attention"):
+    with pytest.raises(ModelError, match=r'site="resid_mid" cannot be cut: not every block of .* has attention'):
         MiddleModel(load_model(tmp_path))
 
 

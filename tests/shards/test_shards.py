@@ -136,7 +136,7 @@ def test_the_ruler_reads_in_bits_of_the_side_that_has_weights(root, capsys, capl
         "residual_r2",
         "equivalent_bits_of_target",
     ]
-    with pytest.raises(DataError, match=r"states-a and states-b have no weights: .*measure=r2"):
+    with pytest.raises(DataError, match=r'states-a and states-b have no weights: .*measure="r2"'):
         ta.compare(root / "states-a", root / "states-b", measure="ruler", words=4096)
 
 
