@@ -597,10 +597,7 @@ def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
     except OverflowError:  # a whole number of Python is beyond float64, which has 309 digits
         has_long_numbers = True
     if has_long_numbers:
-        raise DataError(
-            f"{source}: {name} has numbers of more than 16 digits; declare "
-            f"{named_setting(f'stimuli.kinds.{name}', 'nominal')}"
-        )
+        raise too_many_digits(f"{source}: {name}", name)
     is_no_number = values.isna() & column.notna()
     flawed_rows = np.flatnonzero(is_no_number | np.isinf(values))
     if len(flawed_rows):
@@ -611,6 +608,19 @@ def _as_float64(column: pd.Series, name: str, source: str) -> pd.Series:
             f"{named_setting(f'stimuli.kinds.{name}', 'nominal')}"
         )
     return values
+
+
+def too_many_digits(location: str, name: object) -> DataError:
+    """Return the error for a feature with numbers that float64 cannot tell apart.
+
+    Args:
+        location: What the message calls the feature.
+        name: The name of the feature, for the remedy.
+    """
+    return DataError(
+        f"{location} has numbers of more than 16 digits; declare "
+        f"{named_setting(f'stimuli.kinds.{name}', 'nominal')}"
+    )
 
 
 def _level_name(value: object) -> str:

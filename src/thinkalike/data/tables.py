@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from thinkalike.advice import named_setting
 from thinkalike.config import StimuliConfig
 from thinkalike.config.in_memory import TableInMemory, TableWithDigest
 from thinkalike.config.values import as_settings
@@ -37,6 +36,7 @@ from thinkalike.data.stimuli import (
     crossed_stimuli,
     duplicates,
     select_names,
+    too_many_digits,
 )
 from thinkalike.data.words import Span
 from thinkalike.digests import content_key
@@ -653,10 +653,7 @@ def _plain_values(column: pd.Series, kind: Kind | None, location: str) -> pd.Ser
     except ValueError:
         if kind is not None and kind not in NUMBER_KINDS:
             return column.map(str, na_action="ignore")
-        raise DataError(
-            f"{location} has numbers of more than 16 digits; declare "
-            f"{named_setting(f'stimuli.kinds.{column.name}', 'nominal')}"
-        ) from None
+        raise too_many_digits(location, column.name) from None
 
 
 def _feature_values(column: pd.Series, kind: Kind | None, location: str) -> pd.Series:
@@ -707,10 +704,7 @@ def _feature_values(column: pd.Series, kind: Kind | None, location: str) -> pd.S
         distinct_written = written[is_long].nunique()
         distinct_numbers = numbers[written.index][is_long].nunique()
         if distinct_written > distinct_numbers:
-            raise DataError(
-                f"{location} has numbers of more than 16 digits; declare "
-                f"{named_setting(f'stimuli.kinds.{column.name}', 'nominal')}"
-            )
+            raise too_many_digits(location, column.name)
     would_merge_levels = kind == "nominal" and numbers.nunique() < values.nunique()
     if not_numbers.empty and not would_merge_levels:
         return numbers

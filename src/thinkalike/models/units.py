@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from thinkalike.config import ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
-from thinkalike.errors import ModelError
+from thinkalike.errors import ModelError, natural_order
 from thinkalike.models.access import checkpoint_location
 from thinkalike.models.checkpoints import LIGHTNING, base_of, is_gguf, named_folder, weight_map
 from thinkalike.models.config_json import read_config_json
@@ -374,7 +374,7 @@ def _units_of_blocks(shapes: Mapping[str, tuple[int, ...]], embedding_width: int
             embedding_width,
         )
     return sorted(
-        units, key=lambda item: (item.block, _natural_order(item.module), item.expert or 0)
+        units, key=lambda item: (item.block, natural_order(item.module), item.expert or 0)
     )
 
 
@@ -483,15 +483,6 @@ def _rank_and_module(weight_name: str, endings: Iterable[str]) -> tuple[int, str
             module = path.removesuffix(ending).rstrip(".")
             return rank, module
     return None
-
-
-def _natural_order(path: str) -> list[tuple[bool, int, str]]:
-    """Return a key by which paths are sorted with numbers by value: experts.10 after experts.9."""
-    key = []
-    for component in path.split("."):
-        is_number = component.isdigit()
-        key.append((is_number, int(component) if is_number else 0, component))
-    return key
 
 
 def _units_of_module(
