@@ -685,10 +685,12 @@ def test_a_frozen_model_whose_libraries_changed_since_is_refused(change, monkeyp
 
 def test_a_frozen_model_keeps_its_output_when_code_is_registered_for_another(monkeypatch):
     model = load_model(register_attention(1.0, monkeypatch), tiny.tokenizer())
+    tokens = torch.arange(3, 35)[None]
+    before = model.full(tokens)
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "another", strengthened(2.0))
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", strengthened(3.0))
     config_of(model, "call")
-    model.full(torch.arange(3, 35)[None])
+    assert torch.equal(model.full(tokens), before)
 
 
 @pytest.mark.parametrize(
