@@ -210,8 +210,13 @@ class FillerRows:
             torch.device("cpu"),
             model.module,
         )
+        self.identity = id(self)  # no other reader gives these states
         self._model, self._filler, self._longest = model, filler, longest
         self._known: dict[tuple[int, int], list[Tensor]] = {}
+
+    def encoded(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the token ids of one text, and the characters of each, as the model does."""
+        return self._model.encoded(text)
 
     def residuals(
         self, tokens: Int[Tensor, "b t"], layers: Sequence[Any], mask: Tensor | None = None

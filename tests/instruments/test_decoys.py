@@ -83,5 +83,15 @@ def test_filler_rows_are_the_model_on_filler_words(decoys):
     assert not torch.allclose(states[0, 2], model.residuals(tokens, [2])[0][0, 2], atol=1e-2)
 
 
+@pytest.mark.ci_slow
+def test_the_ruler_reads_all_decoys(decoys, text):
+    counted = decoys.counted_text(TARGET, None)
+    words = len(text.states(TARGET, [0])[0])
+    sources = [*decoys.sources_of(text, TARGET, [], [TARGET], 4, counted)]
+    assert len(sources) == 12
+    for source in sources:
+        assert len(source.states()[0]) == words, source.name
+
+
 def test_auc_counts_pairs_and_halves_ties(decoys):
     assert decoys.auc([3.0, 1.0], [2.0, 1.0, 0.0]) == pytest.approx((3 + 1.5) / 6)
