@@ -21,7 +21,7 @@ from thinkalike.files import LARGEST_READ_WHOLE
 from thinkalike.models.families import stated_quantization
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
-from thinkalike.models.plausible import check_plausible
+from thinkalike.models.plausible import architectures_that_read, check_plausible
 from thinkalike.models.shapes import shape_of
 
 KINDS = (*tiny.FAMILIES, "classifier", "native")
@@ -877,3 +877,10 @@ def test_architectures_that_are_no_list_of_names_are_refused(stated, whole, capl
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": stated}))
     assert 'which must be a list of names of classes, such as ["GPT2LMHeadModel"]' in line_of("gpt2", folder)
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "setting, architecture", [("vocab_size", "data2vec"), ("token_dropout", "esm"), ("vocab_size", "blip")]
+)
+def test_settings_are_searched_in_all_files_of_an_architecture(setting, architecture):
+    assert architecture in architectures_that_read()[setting]

@@ -282,15 +282,20 @@ def _unread_settings(module: PreTrainedModel, text: PreTrainedConfig) -> dict[st
 def _sources_of_transformers(kind: str) -> dict[str, str]:
     """Return source code of transformers by the name of the architecture, such as "llama".
 
-    `kind` is the kind of file: "modeling" has the code of models, and "configuration" that of
-    their settings.
+    An architecture may have several files, such as those of data2vec for audio, text and vision:
+    their code is joined.
+
+    Args:
+        kind: The kind of file: "modeling" has the code of models, and "configuration" that of
+            their settings.
     """
     import transformers
 
     folder = Path(transformers.__file__).parent / "models"
-    sources = {}
+    sources: dict[str, str] = {}
     for path in sorted(folder.glob(f"*/{kind}_*.py")):
-        sources[path.parent.name] = path.read_text(encoding="utf-8")
+        architecture = path.parent.name
+        sources[architecture] = sources.get(architecture, "") + path.read_text(encoding="utf-8")
     return sources
 
 
