@@ -111,7 +111,11 @@ def _noted_runs(modules: Iterable[nn.Module], modules_run: set[nn.Module]) -> It
 
 
 def _unwrapped_copy(bridge: TransformerBridge) -> PreTrainedModel:
-    """Return a copy of the model in a bridge without wrappers, in evaluation mode."""
+    """Return a copy of the model in a bridge without wrappers, in evaluation mode.
+
+    A wrapper is a module of TransformerLens around one of the model. A bias of zeros that the
+    bridge added to the unembedding is removed as well.
+    """
     # The memo of `deepcopy`, from the `id` of an object to its copy. An entry for a wrapper makes
     # `deepcopy` put a copy of the wrapped module in its place. `modules` yields outer modules
     # before inner ones, so in reverse order inner wrappers come first.
@@ -139,7 +143,7 @@ def _remove_added_bias(module: PreTrainedModel) -> None:
 
 
 def tokenizer_of(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a bridge as it was before the bridge changed its settings.
+    """Return the tokenizer of a TransformerBridge as it was before the bridge changed its settings.
 
     It is read from the checkpoint that the tokenizer names. The argument itself is returned if
     that cannot be read, or has another vocabulary.

@@ -39,12 +39,13 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 def has_added_code(module: nn.Module, own_package: str = "") -> bool:
     """Return whether a module, without its submodules, runs code that was added to it.
 
-    Such code is a hook or a replaced `forward`, unless transformers or accelerate put it there to
-    move states; or code of the user's own, in the class or in an attribute.
+    Such code is a hook or a replaced `forward`, or code of the user's own in the class or in an
+    attribute. A hook by which a library only moves states between devices does not count.
 
     Args:
         module: The module.
-        own_package: A package whose hooks belong to the module, such as that of its class.
+        own_package: A package whose hooks do not count, such as that of the module's class; "" if
+            there is none.
     """
     functions = list(_hooks_of(module))
     replaced_forward = vars(module).get("forward")  # None: the module runs that of its class

@@ -448,7 +448,7 @@ def _libraries_read(libraries: Collection[str]) -> set[str]:
         for value in list(vars(sys.modules[library]).values()):
             if isinstance(value, ModuleType) and is_installed(value.__name__):
                 names_of_modules.add(value.__name__)
-    return names_of_modules & sys.modules.keys()
+    return names_of_modules & sys.modules.keys()  # a module may have been removed from there
 
 
 def _values_of_slots(value: object) -> dict[str, object]:

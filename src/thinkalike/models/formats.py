@@ -83,8 +83,9 @@ def check_no_pointer(files: Sequence[Path]) -> None:
 def _weights_read(path_of_name: dict[str, Path]) -> set[str]:
     """Return the names of the files from which transformers or peft would read weights.
 
-    It is the first file, in their order, that exists; for an index also the files that it lists.
-    The set is empty if no file has one of the names that they look for.
+    It is the first file, in their order, that exists; for an index also the files that it lists,
+    unless the index is a pointer of Git LFS, which holds no list. The set is empty if no file has
+    one of the names that they look for.
 
     Args:
         path_of_name: The files of a folder by name.

@@ -363,7 +363,14 @@ class FrozenModel:
         """Return the logits, given the residual stream after block `layer`.
 
         Blocks up to `layer` do not run. The result is differentiable with respect to `residual`.
-        `layer` may be EMBED, for the stream before block 0.
+
+        Args:
+            residual: The stream of b rows of t tokens.
+            layer: The number of a block, or EMBED for the stream before block 0.
+            mask: 1 for tokens and 0 for padding, (b, t). None: there is no padding.
+
+        Returns:
+            The logits of each token's vocabulary, (b, t, v), or of a text's class, (b, v).
 
         Raises:
             ModelError: The layer is out of range, or the model predicts neither next tokens nor

@@ -404,9 +404,9 @@ def _guessed_settings(
 ) -> list[str]:
     """Return the names of needed fields that a GGUF file lacks, so that transformers would guess.
 
-    They are settings such as the number of heads, which do not follow from the shapes of tensors.
-    The base of rotary positions is one of them if the default of transformers for this
-    architecture differs from that of llama.cpp (10,000).
+    The needed fields are those in `NEEDED`, such as the number of heads, which do not follow from
+    the shapes of tensors. The base of rotary positions is one of them if the default of
+    transformers for this architecture differs from that of llama.cpp (10,000).
 
     Args:
         header: The header of the file.

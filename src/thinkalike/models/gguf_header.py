@@ -248,7 +248,7 @@ class _Cursor:
         Raises:
             ValueError: The file ends within it, or it is no UTF-8, which transformers needs.
         """
-        length_in_bytes = self.count(1)
+        length_in_bytes = self.count(1)  # entries of 1 byte
         content = self.take(length_in_bytes)
         try:
             return content.decode()

@@ -147,6 +147,7 @@ def identity_of(model: FrozenModel) -> Identity:
     A trait is, for example, an attribute of a module, as text. What a forward pass changes, such
     as a number in which a hook counts its calls, is not part of the identity. So the traits are
     described before and after a pass, and then, if any objects differ, once more without these.
+    The identity is incomplete if the model runs code that may read what no trait describes.
     """
     before_pass = Description(model.module)
     traits_before_pass = described_traits(model.module, before_pass)

@@ -143,13 +143,13 @@ class _BlockTimer:
     def seconds_per_operation(self) -> float:
         """Return the mean seconds of one floating-point operation in the model's blocks.
 
-        Passes are repeated until blocks have taken `TIMED_SECONDS` of processor time. A pass ends
-        with the exception `_TimedEnough`.
+        Passes are repeated until blocks have taken `TIMED_SECONDS` of processor time. Hooks before
+        and after each block sum up its seconds and operations. The hook after the last block, or
+        any hook once the time is up, ends the pass with the exception `_TimedEnough`.
         """
         with one_text_per_row(), contextlib.ExitStack() as hooks:
             # The first pass also loads libraries, so it is short and not timed.
-            with contextlib.suppress(_TimedEnough):
-                self.module(self.tokens[:1, :TOKENS_OF_SHORT_ROW])
+            self.module(self.tokens[:1, :TOKENS_OF_SHORT_ROW])
             for number, block in enumerate(self.blocks):
                 hooks.enter_context(block.register_forward_pre_hook(self._start))
                 hooks.enter_context(block.register_forward_hook(partial(self._stop, number)))

@@ -54,8 +54,8 @@ def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
     Rows and columns of each matrix are first scaled to one root mean square ("balanced"), and
     scaled back afterwards. In between, each row is rounded to 2^bits - 1 evenly spaced values from
     -max |w| to max |w|, for the entries w of the row. `bits` need not be whole. A matrix that
-    reads or writes the residual stream is rounded along the axes that `stream_basis` returns, if
-    the model has such a basis.
+    reads or writes the residual stream is rounded in an orthonormal basis of the stream, if
+    `stream_basis` finds one that leaves the model's function unchanged.
 
     Raises:
         ModelError: The weights are quantised, or on several devices.
@@ -82,6 +82,7 @@ def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
             round_in_place(matrix_in_basis, steps)
             matrix = basis.restored(name, matrix_in_basis)
         weight.copy_(matrix.view_as(weight))
+    # It runs as the original does, so it need not be checked again that it can be cut at blocks.
     return variant(model, module, f"{model.name} ({bits} bits)", is_proved=True)
 
 

@@ -450,14 +450,15 @@ def _is_same(first: Tensor | None, second: Tensor | None) -> bool:
 def _projections(block: Block, path: str) -> Iterator[str]:
     """Yield the paths of the linear maps in a block that make the output of the module at `path`.
 
-    The output of such a map equals the output of the module to the bit. If the module is a norm,
-    the output of the map equals the input of the norm instead.
+    The output of such a map equals the output of the module to the bit. If the module is a norm
+    after attention or the MLP, the output of the map equals the input of the norm instead.
     """
     module_run = block[path]
     state = module_run.input if module_run.is_norm else module_run.output
     for run in block.values():
         weight = getattr(run.module, "weight", None)
         has_matrix = weight is not None and weight.dim() == 2
+        # An embedding has a matrix too, but reads token ids, so its `run.input` is None.
         is_linear_map = has_matrix and run.input is not None
         if is_linear_map and _is_same(run.output, state):
             yield run.path

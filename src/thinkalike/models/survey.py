@@ -54,12 +54,15 @@ class Survey(NamedTuple):
 def survey(model: CutModel) -> Survey:
     """Run a model on sample tokens, and return the width of its states and how blocks return them.
 
-    The configuration of the model is changed in place: ADDED_OUTPUTS are switched off, since
-    nothing here reads them.
+    A block returns a tensor of states, (rows, tokens, width), or a tuple or list that begins with
+    it, whose length is returned.
+
+    The configuration of the model is changed in place: ADDED_OUTPUTS, such as "use_cache", are
+    switched off, since nothing here reads them.
 
     Raises:
-        ModelError: Blocks do not run one after the other and once each, or do not return states
-            of one shape, alone or as the first member of a tuple or list.
+        ModelError: Blocks do not run one after the other and once each, or do not return such
+            states, all of one shape.
     """
     for config, name in _added_outputs(model.module):
         setattr(config, name, False)

@@ -221,9 +221,9 @@ class UnitModel:
 def open_units(config: ModelConfig, name: str) -> UnitModel:
     """Return the hidden units of a model, such as the neurons of its MLPs, and its embedding.
 
-    For an ordinary folder, weights are read from its files only when they are needed. A model of
-    the hub, an adapter, a GGUF file, a file of Lightning, or a model that is to be quantised is
-    loaded as a whole.
+    For an ordinary folder, weights are read from its files only when they are needed. A model is
+    loaded as a whole if it is on the hub, an adapter, a GGUF file or a file of Lightning, if it is
+    to be quantised, or if its stored weights are not the matrices that it multiplies by.
 
     Args:
         config: The configuration of the model, which may be in memory.
@@ -235,11 +235,12 @@ def open_units(config: ModelConfig, name: str) -> UnitModel:
     if isinstance(config, LoadedModelConfig):
         return units_of_model(cast(FrozenModel, config.loaded), name)
     folder = named_folder(config)
-    if folder is not None and base_of(config) is None and config.quantization is None:
+    is_adapter = base_of(config) is not None  # an adapter has a base model
+    if folder is not None and not is_adapter and config.quantization is None:
         is_plain = folder.is_dir() and not is_gguf(str(folder)) and folder.suffix != LIGHTNING
         if is_plain and any((folder / file).is_file() for file in WEIGHT_FILES):
             units_in_files = _units_in_files(config, name)
-            if units_in_files is not None:
+            if units_in_files is not None:  # None: the stored weights are not those matrices
                 return units_in_files
     return units_of_model(load_model(config), name)
 
