@@ -102,7 +102,8 @@ def commit_of_model(config: ModelConfig) -> Commit:
 
     Raises:
         ConfigError: The model is not on the hub.
-        ModelError: Neither the hub nor its cache has it, or it is an adapter.
+        ModelError: Neither the hub nor its cache has it, or its files include an adapter, which
+            is read only from a folder.
     """
     if config.hub_id is None:
         raise ConfigError(

@@ -143,7 +143,7 @@ def _remove_added_bias(module: PreTrainedModel) -> None:
 
 
 def tokenizer_of(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a TransformerBridge as it was before the bridge changed its settings.
+    """Return the tokenizer of a TransformerBridge without the settings that the bridge changed.
 
     It is read from the checkpoint that the tokenizer names. The argument itself is returned if
     that cannot be read, or has another vocabulary.

@@ -304,7 +304,8 @@ class FrozenModel:
         """Run blocks `start` to `stop - 1` on a residual stream, and return the stream after them.
 
         `residual` is the stream before block `start`, and is itself returned if no block is to
-        run (start >= stop). The result is differentiable with respect to `residual`.
+        run (start >= stop). The result is differentiable with respect to `residual`. `mask` is 1
+        for tokens and 0 for padding, (b, t); without it, no token is padding.
 
         Raises:
             ModelError: The model has no such blocks.
@@ -726,7 +727,8 @@ class FrozenModel:
         """Return the output of a pass in which `residual` (b, t, d) is the input of block `start`.
 
         Blocks before `start` are skipped: each returns its input. If `start` is the number of
-        blocks, only what follows the blocks works on `residual`.
+        blocks, only what follows the blocks works on `residual`. `mask` is 1 for tokens and 0 for
+        padding.
         """
         # The model's pass needs token ids, whose embeddings `residual` replaces. Any id will do
         # except that of padding, by which a classifier finds the end of a text.

@@ -240,6 +240,7 @@ def _check_applicable(settings: Mapping[str, object]) -> None:
     """
     applicable_names = set()
     for setting in fields(model_settings()):
+        # Each setting declares whether it applies to models in memory.
         if declared_of(setting).in_memory:
             applicable_names.add(setting.name)
     for name in settings.keys() - applicable_names:
@@ -303,6 +304,7 @@ def _frozen_copy(
     """Return a FrozenModel that runs a copy of a model in memory.
 
     For a family whose head is not used, it runs only the part of the model that computes states.
+    That the tokenizer fits is not checked if the user asked for this by `config.implausible`.
 
     Args:
         live: The model in memory, whose tokenizer is copied here.

@@ -194,9 +194,9 @@ class DecodedWeights:
         return numbers.flatten(1)
 
     def _name_of_settings(self, name: str) -> str:
-        """Return the name of the tensor with the settings of a weight that has 4 bits, or "".
+        """Return the name of the tensor that tells how a weight was quantised to 4 bits, or "".
 
-        bitsandbytes stores such a tensor beside each weight of 4 bits.
+        bitsandbytes stores such a tensor, with settings as JSON, beside each weight of 4 bits.
         """
         for code_name in ("nf4", "fp4"):
             name_of_settings = f"{name}.{NF4_STATE}{code_name}"

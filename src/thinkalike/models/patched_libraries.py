@@ -172,10 +172,12 @@ def _tables_in(owner: type | ModuleType) -> dict[str, object]:
 def _contents(table: object) -> dict[object, object]:
     """Return what a dictionary, a list or an object holds, by its key, number or attribute.
 
-    Of an object that holds dictionaries, it is also what these hold. A dictionary is read as such,
-    as a library's class may make what it holds only when it is asked for it.
+    In the place of a dictionary that is an attribute, each of its entries is returned, by
+    (attribute, key).
     """
     contents: dict[object, object] = {}
+    # The methods of `dict` and `list` themselves are called: those of a subclass in a library may
+    # import or make an entry when it is asked for.
     if isinstance(table, dict):
         contents |= dict.items(table)
     elif isinstance(table, list):

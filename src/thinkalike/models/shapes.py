@@ -287,7 +287,8 @@ def _published_sizes(name: str) -> dict[str, object]:
     """Return the config.json of a published model from a bundled table; {} if it is not there.
 
     The table has one entry for models with the same config.json, so parts of the repository's name
-    that do not matter are removed first: -Base, -Instruct, and the number of a seed.
+    that do not matter are removed first: -Base, -Instruct, and the number of a seed. Seeds of
+    Pythia have the entry of the deduplicated model.
     """
     listed_name = re.sub(r"-(?:Base|Instruct)(?=$|-v)|(?<=feather_berts)_\d+$", "", name)
     listed_name = re.sub(r"(?<=/pythia-)(\d+m)-seed\d$", r"\1-deduped", listed_name)
