@@ -149,6 +149,8 @@ class Description:
         The first two steps are the owner (such as the path of a module) and the name of its
         attribute. Each further step is the position of a value within the one that holds it.
 
+        A value that a forward pass changes (its steps are in `changing`) has one fixed text.
+
         Args:
             value: The value that is described.
             name: The name of the attribute whose value it is. It is ignored for a value inside

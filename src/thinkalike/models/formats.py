@@ -177,13 +177,14 @@ def _transformers_command(option: str, library: str) -> Callable[[Path], str]:
 
 
 def _stated_class(folder: Path) -> str:
-    """Return the first class that the config.json of a folder states.
+    """Return the first class of transformers that the config.json of a folder states.
 
-    It is AutoModelForCausalLM if config.json is missing, damaged, or states no class.
+    It is AutoModelForCausalLM if config.json is missing, damaged, or states no class. The name
+    goes into a shell command, so it is used only if it is an identifier.
     """
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         stated = str(read_json(folder / "config.json")["architectures"][0])
-        if stated.isidentifier():  # nothing but a name is put into a command
+        if stated.isidentifier():
             return stated
     return "AutoModelForCausalLM"
 

@@ -293,8 +293,9 @@ class FrozenModel:
     ) -> Float[Tensor, "b t d"]:
         """Return the residual stream after block `layer`; later blocks do not run.
 
-        For EMBED it is the stream before block 0, and for a `Place` the state of that hook point.
-        `mask` is 1 for tokens and 0 for padding; `types` are BERT's token type ids.
+        For EMBED it is the stream before block 0, and for a `Place` the state of that hook point,
+        (b, t, d), for b rows of t tokens. `mask` is 1 for tokens and 0 for padding; `types` are
+        BERT's token type ids.
         """
         return self.residuals(tokens, [layer], mask, types)[0]
 

@@ -48,10 +48,11 @@ def sample_digest(model: FrozenModel) -> str:
 
 
 def note_libraries(model: FrozenModel) -> None:
-    """Note the code of users that libraries hold, for `check_libraries`.
+    """Store in a model the code of users that libraries hold now, and a hash of its outputs.
 
-    A frozen model looks up functions, such as one of attention, in tables of libraries, and a user
-    may put another one there under the same name.
+    A model looks up functions, such as one of attention, in tables of libraries, and a user may
+    put another one there under the same name. `check_libraries` later compares with what is stored
+    here.
     """
     model.library_code = added_to_libraries()
     model.digest_at_load = sample_digest(model)

@@ -32,6 +32,7 @@ def check_stitchable(
         ConfigError: A layer does not exist.
     """
     for config in (source, target):
+        # None: what the model predicts is not known without loading it.
         if outline(config).predicts not in (None, "next"):
             raise ModelError(
                 f"{config.called} predicts no next token, and {asked} stitches models that do; "

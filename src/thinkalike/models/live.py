@@ -170,7 +170,7 @@ def _has_code_of_user(live: _Live) -> bool:
     """
     from thinkalike.models.adapters import PEFT
 
-    own_package = PEFT if live.is_adapted else ""
+    own_package = PEFT if live.is_adapted else ""  # whose hooks are part of an adapted model
     if any(has_added_code(module, own_package) for module in live.module.modules()):
         return True
     # Code may also be where no attribute of a module holds it, as in a function of a library.
@@ -524,7 +524,8 @@ def _can_be_written(numbers: torch.Tensor) -> bool:
     """Return whether the memory of a tensor can be written.
 
     The operating system is asked to write the first and the last byte as they are: to write them
-    here would end the process if they are read-only.
+    here would end the process if they are read-only. It is taken to be writable on other devices
+    than the CPU, and on systems that cannot be asked.
     """
     if numbers.device.type != "cpu" or not hasattr(os, "readv"):
         return True

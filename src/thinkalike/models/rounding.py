@@ -101,7 +101,7 @@ def round_in_place(matrix: Float[Tensor, "n m"], steps: int | float) -> None:
     slices = zip(matrix.split(ROWS_AT_ONCE), row_sizes.split(ROWS_AT_ONCE), strict=True)
     for rows, sizes_of_rows in slices:
         sizes = sizes_of_rows[:, None] * column_sizes  # (rows, columns)
-        balanced = rows / sizes
+        balanced = rows / sizes  # all rows and columns have a root mean square of 1
         largest_of_row = balanced.abs().amax(1, keepdim=True).clamp(min=SMALLEST_NONZERO)
         step = largest_of_row / steps
         rows.copy_((balanced / step).round() * step * sizes)

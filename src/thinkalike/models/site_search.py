@@ -358,6 +358,8 @@ def _forms_with_norms_behind(sums: _Sums) -> Iterator[Form]:
         if not are_in_order or not sums.is_sum_of(sums.resid_post, last.output):
             continue
         resid_mid = first.output
+        # An MLP completes resid_mid + MLP = input of the last norm, and attention completes
+        # resid_pre + attention = input of the first norm.
         mlps = sums.modules_completing(
             last.input, resid_mid, after=first.exited, before=last.entered
         )
