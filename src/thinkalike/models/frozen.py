@@ -412,10 +412,11 @@ class FrozenModel:
     def _prove_longer_rows(
         self, tokens: Tokens, mask: Tokens | None, types: Tokens | None
     ) -> None:
-        """Check that the last states determine the output, for rows longer than all rows before.
+        """Check that the output follows from the states after the last block, for longer rows.
 
-        This is done only for a model that runs code of its user (`proved_length` is not None). An
-        error is stored in `output_error`, and nothing more is checked then.
+        Rows are checked that are longer than all rows before, and only for a model that runs code
+        of its user (`proved_length` is not None). An error is stored in `output_error`, and
+        nothing more is checked then.
         """
         if self.proved_length is None or self.output_error is not None:
             return
@@ -445,7 +446,7 @@ class FrozenModel:
         return encoded_text(self.tokenizer, text, self.bos_each_row)
 
     def embedded(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
-        """Return the state that enters block 0 for each of these token ids.
+        """Return the state (of width d) that enters block 0 for each of v token ids.
 
         Each token is the only one of its row, so that every state has the first position.
         """

@@ -138,12 +138,13 @@ def _header(path: Path) -> Header:
 
 
 def _alignment(fields: dict[str, Value]) -> int:
-    """Return the number of bytes of which every tensor begins at a multiple.
+    """Return the alignment of a GGUF file: each tensor begins at a multiple of this many bytes.
 
     Raises:
         ValueError: It is stated, and is no power of two.
     """
     alignment = fields.get("general.alignment", USUAL_ALIGNMENT)
+    # A power of two has a single bit, so it has none in common with the number below it.
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"its general.alignment={short(alignment)} is no power of two")
     return alignment

@@ -26,7 +26,7 @@ NamedArguments = dict[str, object]
 STATE_ARGUMENT = "hidden_states"
 
 # Held while the two variables below change.
-_changing = threading.Lock()
+_lock_of_globals = threading.Lock()
 
 # A lock for each module, see `pass_lock`.
 _locks: WeakKeyDictionary[nn.Module, contextlib.AbstractContextManager[bool]] = WeakKeyDictionary()
@@ -46,7 +46,7 @@ def pass_lock(module: nn.Module) -> contextlib.AbstractContextManager[bool]:
     Without it, the hooks that one thread registers would also act on the pass of another thread.
     The thread that holds the lock may take it again.
     """
-    with _changing:
+    with _lock_of_globals:
         return _locks.setdefault(module, threading.RLock())
 
 
@@ -131,18 +131,19 @@ def one_text_per_row() -> Iterator[None]:
     """
     from transformers import masking_utils  # imports torch's compiler, which takes a second
 
-    with _changing:
+    with _lock_of_globals:
         _replaced_functions.append(masking_utils.find_packed_sequence_indices)
         masking_utils.find_packed_sequence_indices = lambda _: None
     try:
         yield
     finally:
-        with _changing:
-            # Contexts of several threads may close in any order. Only the last one puts back the
-            # original, which is the first of the list; the others had found a replacement.
-            original = _replaced_functions.pop()
+        with _lock_of_globals:
+            # Contexts of several threads may close in any order. Only the last one to close puts
+            # back the original, which is the first of the list. All later entries are replacements
+            # that an earlier context had put in place.
+            earlier_function = _replaced_functions.pop()
             if not _replaced_functions:
-                masking_utils.find_packed_sequence_indices = original
+                masking_utils.find_packed_sequence_indices = earlier_function
 
 
 def recomputed_in_backward(forward: Callable[..., object]) -> Callable[..., object]:

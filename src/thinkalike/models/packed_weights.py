@@ -186,7 +186,8 @@ class DecodedWeights:
     def _unpacked(self, words: Int[Tensor, "n w"]) -> Int[Tensor, "n m"]:
         """Unpack 32-bit words into the small numbers that they hold, the lowest bits first.
 
-        A word has 32 / bits numbers, so m = w * 32 / bits.
+        A word has 32 / bits numbers, so n rows of w words become n rows of m = w * 32 / bits
+        numbers.
         """
         shifts = torch.arange(0, BITS_OF_WORD, self._bits, dtype=torch.int32)
         lowest_bits = 2**self._bits - 1  # a mask

@@ -72,6 +72,8 @@ def parts_of(model: FrozenModel) -> list[Part]:
     weights is in exactly one part. An unembedding that shares a weight with the embedding belongs
     to the part of the embedding.
     """
+    # By (layer, component). The embedding counts as layer -1, and the unembedding as the layer
+    # after the last one.
     paths_by_part = _paths_by_part(model)
     embedding = (-1, "embedding")
     unembedding = (model.n_layers, "unembedding")

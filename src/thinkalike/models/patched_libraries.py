@@ -65,10 +65,10 @@ class _Searched(NamedTuple):
 
 
 def patched_names() -> list[str]:
-    """Return the names of functions, classes and methods of model libraries that were replaced.
+    """Return the sorted names in model libraries that stand for code of no installed package.
 
-    An example is "torch.nn.modules.normalization.LayerNorm.forward". The names are those of
-    `added_to_libraries`.
+    They are names of functions, classes and methods that were replaced, such as
+    "torch.nn.modules.normalization.LayerNorm.forward", and of entries in tables of functions.
     """
     return sorted({f"{owner}.{name}" for owner, name in added_to_libraries()})
 

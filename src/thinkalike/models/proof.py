@@ -65,8 +65,8 @@ def prove(model: CutModel) -> None:
        quantised modules in place), and all of them are finite.
     2. At several layers l, tail(l, head(l, x)) is the output of the full pass for the tokens x.
        head returns the states after block l, and tail makes the output of these states alone.
-    3. If the model has a head and attention windows, the same holds in the middle layer for a row
-       that is longer than its windows.
+    3. If the model predicts tokens or a class, and has attention windows, the same holds in the
+       middle layer for a row that is longer than its windows (of at most LONGEST_PROOF tokens).
     4. If the model predicts the next token, no token changes the logits of earlier ones.
 
     Raises:

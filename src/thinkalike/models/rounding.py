@@ -42,7 +42,7 @@ def can_be_rounded(model: FrozenModel) -> bool:
 
     Weights that are quantised (model.quantization) are whole numbers with scales.
     """
-    if getattr(model.module, "hf_device_map", None):
+    if getattr(model.module, "hf_device_map", None):  # which device each part is on
         return False
     return all(weight.is_floating_point() for weight in model.module.parameters())
 

@@ -112,7 +112,8 @@ def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
     """
     blocks, runs_outside = _recorded_runs(model)
     tolerance = SUM_TOLERANCE * torch.finfo(model.dtype).eps
-    # The form of a block says which modules add to the stream, and where resid_mid is.
+    # The form of a block says which modules add to the stream, and where resid_mid is (the stream
+    # between attention and the MLP). If several fit, the one that fits most blocks is taken.
     forms = _most_common_option([list(_forms(block, tolerance)) for block in blocks])
 
     points: HookPoints = {}
@@ -381,6 +382,7 @@ def _forms_side_by_side(sums: _Sums) -> Iterator[Form]:
             continue
         if sums.is_sum_of(sums.resid_post, sums.resid_pre, run.output):
             yield Form(middle=None, attention=run.path, mlp="")
+        # The modules with resid_pre + output of `run` + their own output = resid_post.
         mlps = sums.modules_completing(sums.resid_post, sums.resid_pre, run.output)
         for attention, mlp in _named_pairs(sums.block, [run], mlps):
             yield Form(middle=None, attention=attention, mlp=mlp)

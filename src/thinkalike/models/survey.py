@@ -197,11 +197,11 @@ def without_hooks(module: nn.Module) -> nn.Module:
         module._modules[name] = child
         if child is not None:
             without_hooks(child)
-    if getattr(module, "_supports_sdpa", False):
+    if getattr(module, "_supports_sdpa", False):  # a model of transformers
         module.set_attn_implementation("sdpa")  # type: ignore[operator]
         return module
-    is_plain = isinstance(module, NativeAttention) and module.causal and module.rotary is None
-    if not is_plain:
+    is_native_attention = isinstance(module, NativeAttention)
+    if not is_native_attention or not module.causal or module.rotary is not None:
         return module
     # The fused class has neither grouped keys and values nor a soft cap of the scores.
     has_soft_cap = module.attn_scores_soft_cap > 0  # type: ignore[operator]

@@ -118,7 +118,7 @@ class Units(NamedTuple):
         module: The path inside the block, such as "mlp" or "mlp.experts.3".
         reading: The name of the weight by which units read the stream.
         writing: The name of the weight by which they write to it.
-        units: The number of units.
+        n_units: The number of units.
         width: The width of the stream.
         expert: Which matrix of a stack of matrices it is, or None.
     """
@@ -127,7 +127,7 @@ class Units(NamedTuple):
     module: str
     reading: str
     writing: str
-    units: int
+    n_units: int
     width: int
     expert: int | None = None
 
@@ -182,10 +182,10 @@ class UnitModel:
     def _unit_vectors(
         self, units: Units, weight_name: str, is_reading: bool
     ) -> Float[Tensor, "u d"]:
-        """Return, as rows, the vector by which each unit reads the stream, or writes to it.
+        """Return, as u rows of width d, the vector by which each unit reads or writes the stream.
 
         Args:
-            units: The units of one module, such as the MLP of a block.
+            units: Where the weights of the u units of one module are, such as the MLP of a block.
             weight_name: The name of the weight that holds the vectors, as rows or as columns.
             is_reading: Whether units read the stream by this weight; else they write to it.
         """
@@ -197,7 +197,7 @@ class UnitModel:
             matrix = matrix.T
         # A weight that fuses several maps, such as gate and up projection, has the vectors of the
         # first map, which is the gate, in its first rows.
-        return matrix[: units.units]
+        return matrix[: units.n_units]
 
     def _as_float32(self, name: str, stored: Tensor) -> Tensor:
         """Return the values of a stored weight in float32 on the CPU.
