@@ -55,12 +55,12 @@ def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
     modules_with_code = [module for module in names if has_added_code(module, BRIDGE_PACKAGE)]
     wrappers = [module for module in modules_with_code if _is_wrapper(module, bridge)]
     _check_code_is_copied(names[module] for module in wrappers)
-    module = _unwrapped_copy(bridge)
-    embedding = embedding_of(module)
-    tokens = sample_tokens(len(embedding), 16).to(embedding.device)
+    copy = _unwrapped_copy(bridge)
+    embedding = embedding_of(copy)
+    tokens = sample_tokens(len(embedding), context=16).to(embedding.device)
     modules_run: set[nn.Module] = set()
     with torch.no_grad(), evaluation_mode(bridge):
-        actual = first_tensor(module(tokens))
+        actual = first_tensor(copy(tokens))
         with _noted_runs(modules_with_code, modules_run):
             expected = first_tensor(bridge(tokens))
     # A wrapper may compute by itself what the module inside it does. Code that was added to such a
@@ -73,7 +73,7 @@ def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
             f"the logits of this TransformerBridge differ by {error:.1e} from those of the model "
             "that it wraps: give the model"
         )
-    return module
+    return copy
 
 
 def _is_wrapper(module: nn.Module, bridge: TransformerBridge) -> bool:
@@ -84,8 +84,8 @@ def _is_wrapper(module: nn.Module, bridge: TransformerBridge) -> bool:
 def _check_code_is_copied(names: Iterable[str]) -> None:
     """Raise a ModelError if there are modules whose added code a copy would not run.
 
-    Sample tokens cannot tell whether the code changes anything: it may act on late positions, some
-    tokens, or states that are stored and not the logits.
+    All such code is refused, since sample tokens cannot tell whether it changes anything: it may
+    act on late positions, some tokens, or states that are stored and not the logits.
 
     Args:
         names: The names of these modules in a bridge; "" is the bridge itself.

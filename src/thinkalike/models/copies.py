@@ -144,7 +144,7 @@ def _name_what_cannot_be_copied(module: nn.Module) -> None:
                 continue
             try:
                 deepcopy(value)
-            except Exception as error:  # an object may raise any when it is copied
+            except Exception as error:  # a class may refuse copies with any exception
                 attribute = f"{path}.{name}".lstrip(".")
                 if name in HOOKS:
                     attribute = f"a hook in {attribute}"

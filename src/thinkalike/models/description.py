@@ -209,11 +209,13 @@ class Description:
         """Return the text of an object by its type, with the texts of the objects that it holds.
 
         Members of dictionaries and sets are sorted as text, so that their order does not count.
+        Attributes that change no output, such as those with "dropout" in their name (`UNREAD`),
+        are left out.
         """
         if isinstance(value, Tensor | np.ndarray):
             return self._array_text(value)
         if isinstance(value, nn.Module):
-            if id(value) in self.paths:
+            if id(value) in self.paths:  # it is described by itself
                 return f"module {self.paths[id(value)]}"
             return self._module_outside(value)
         if isinstance(value, dict | OrderedDict | MappingProxyType):

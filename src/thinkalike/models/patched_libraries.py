@@ -157,13 +157,15 @@ def _are_same(first: list[object], second: list[object]) -> bool:
 def _tables_in(owner: type | ModuleType) -> dict[str, object]:
     """Return the entries of a class or module of a library that may hold functions, by name.
 
-    These are dictionaries and lists, and objects of a library's class with attributes.
+    These are dictionaries and lists, and objects of a class of libraries that run models, if they
+    have attributes. Classes, modules and entries such as "__all__" are left out.
     """
     tables = {}
     for name, value in list(vars(owner).items()):
         kind = type(value)
-        is_of_library = _is_of_passes(kind.__module__) and kind.__dictoffset__ != 0
-        is_table = issubclass(kind, dict | list) or is_of_library
+        has_attributes = kind.__dictoffset__ != 0  # an object of this class has a `__dict__`
+        is_object_of_library = _is_of_passes(kind.__module__) and has_attributes
+        is_table = issubclass(kind, dict | list) or is_object_of_library
         if is_table and not issubclass(kind, type | ModuleType) and not name.startswith("__"):
             tables[name] = value
     return tables

@@ -339,7 +339,8 @@ def _forms_in_turn(sums: _Sums) -> Iterator[Form]:
         for attention, mlp in _named_pairs(sums.block, attentions, mlps):
             yield Form(middle=(reader.path, "input"), attention=attention, mlp=mlp)
 
-        # Something other than a single module changes the stream before the MLP adds to it.
+        # Something other than a single module has added to the stream before the MLP does. (If
+        # nothing has, resid_mid = resid_pre, and the block is not of this kind.)
         is_stream_changed = not sums.is_sum_of(resid_mid, sums.resid_pre)
         if is_stream_changed and not attentions:
             for run in mlps:
