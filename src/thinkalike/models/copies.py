@@ -241,8 +241,9 @@ def bytes_spanned(tensor: Tensor) -> tuple[int, int]:
         return 0, 0
     if not start:
         return 0, 0
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (last + 1) * tensor.element_size()
+    sizes_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
+    offset_of_last_entry = sum((size - 1) * stride for size, stride in sizes_and_strides)
+    return start, start + (offset_of_last_entry + 1) * tensor.element_size()
 
 
 def _container_with_copies(

@@ -291,8 +291,8 @@ class Description:
     def _config_text(self, config: PreTrainedConfig) -> str:
         """Return the class and the entries of a configuration as text.
 
-        The entries of the described model's own configuration are left out, since they are
-        compared elsewhere.
+        The entries of the described model's own configuration are left out, since they are no
+        part of its traits.
         """
         class_name = type(config).__name__
         if id(config) in self.configs:

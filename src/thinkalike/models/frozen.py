@@ -400,7 +400,7 @@ class FrozenModel:
         return self._continued(residual, self.n_layers, mask)
 
     def prove_again(self) -> None:
-        """Let the next pass check again that the last states determine the model's output.
+        """Let the next pass check again that the output follows from the states of the last block.
 
         This is for a model that runs code of its user, which may have changed, and may change the
         output for certain tokens or positions only. So what was checked at load is checked for the

@@ -300,9 +300,9 @@ class _Cursor:
         A single number is returned in a list. `form` is the type of a number as a letter of
         Python's `struct`, such as "I".
         """
-        size = struct.calcsize(f"<{form}")
-        count = self.count(size)
-        if count == 1:
+        bytes_of_number = struct.calcsize(f"<{form}")
+        length = self.count(bytes_of_number)
+        if length == 1:
             return [self.number(form)]
-        self.skip(size * count)
-        return _Array(count)
+        self.skip(bytes_of_number * length)
+        return _Array(length)

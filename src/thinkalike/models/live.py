@@ -253,8 +253,9 @@ def _check_applicable(settings: Mapping[str, object]) -> None:
 def _config_of(live: _Live, settings: Mapping[str, object]) -> ModelConfig:
     """Return the configuration of a model in memory with these settings.
 
-    By default the model keeps its dtype and device. Its name is the one that was given, or else
-    that of the folder or repository that it was read from, or else that of its class.
+    By default the model keeps its dtype and device, only a tokenizer that adds BOS by itself does
+    so, and no data set is tied to the model. Its name is the one that was given, or else that of
+    the folder or repository that it was read from, or else that of its class.
     """
     embedding = embedding_of(live.module)
     name = live.name

@@ -461,6 +461,8 @@ def _casting_hooks(
     def cast_output(_: nn.Module, arguments: tuple[object, ...], output: object) -> object:
         return _cast_to_model(outside, output)
 
+    # Other hooks of the module see the tensors that it computes with: the first hook casts its
+    # arguments, and the last one its output.
     entering = module.register_forward_pre_hook(cast_arguments, with_kwargs=True, prepend=True)
     leaving = module.register_forward_hook(cast_output)
     return [entering, leaving]

@@ -106,7 +106,8 @@ def _time_of_blocks(shape: TimedShape, row_length: int, device: torch.device) ->
     Raises:
         Exception: Whatever the libraries raise if the blocks cannot be made or run.
     """
-    model = meta_model(json.loads(shape.sizes))
+    config_json = json.loads(shape.sizes)
+    model = meta_model(config_json)
     _fill_weights(model.module, device)
     return _BlockTimer(model, shape, row_length, device).seconds_per_operation()
 

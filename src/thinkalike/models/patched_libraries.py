@@ -111,14 +111,22 @@ def _added_to(
 ) -> dict[tuple[str, str], object]:
     """Return the code in one class or module of a library that belongs to no installed package.
 
-    `added_to_libraries` says which code that is, and what the keys are. The class or module is
-    searched again only if an entry, or an entry of one of its tables of functions, is not the same
-    object as in the call before. `read` has what tables hold by their `id`, and is filled.
+    It has replaced a function, class or method, or it is in a table of functions. The class or
+    module is searched again only if an entry, or an entry of one of its tables, is not the same
+    object as in the call before.
+
+    Args:
+        owner: The class or module.
+        owner_name: Its name.
+        read: What tables hold, by the `id` of the table. Those that are read here are added.
+
+    Returns:
+        The code by (`owner_name`, name of the entry); "table[key]" is an entry in a table.
     """
     entries = list(vars(owner).values())
     searched = _searched.get(owner_name)
     if searched is None or not _are_same(searched.entries, entries):
-        searched = _Searched(entries, _tables_in(owner), None, {})
+        searched = _Searched(entries, _tables_in(owner), contents=None, added={})
 
     contents_of_tables = {}
     for name, table in searched.tables.items():

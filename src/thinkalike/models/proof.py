@@ -237,8 +237,9 @@ def _snapshots_of_tensors(module: nn.Module) -> dict[str, _TensorSnapshot]:
         if address and tensor.numel():
             stride = -(-tensor.numel() // SAMPLED_ENTRIES)  # rounded up
             checksum = float(tensor.detach().reshape(-1)[::stride].double().sum())
+        checksum_text = repr(checksum)  # as text, NaN equals NaN
         snapshots[name] = _TensorSnapshot(
-            address, tensor.shape, tensor.dtype, change_count, repr(checksum)
+            address, tensor.shape, tensor.dtype, change_count, checksum_text
         )
     return snapshots
 
