@@ -204,7 +204,7 @@ class ModelRuns:
     def text(self, key: Hashable, read: Callable[[], ReadText]) -> ReadText:
         """Return the cached text of a key; on a miss, call `read` and cache what it returns.
 
-        `forget` keeps texts.
+        Unlike states, texts are kept as long as this object.
         """
         if key not in self._texts:
             self._texts[key] = read()
@@ -312,6 +312,7 @@ def _draw_pools(unit_count: int, batches: int, most_batches: int) -> list[_PoolP
     for pool in range(pool_count):
         first_batch = batches * pool // pool_count
         end_batch = batches * (pool + 1) // pool_count
+        # The share of all units, in random order, that these batches are of all batches.
         first_unit = -(-unit_count * first_batch // batches)
         end_unit = -(-unit_count * end_batch // batches)
         units = order[first_unit:end_unit].sort().values
@@ -500,7 +501,11 @@ class TextBatches(ABC, Generic[ModelLayer]):
         return self._outliers[number]
 
     def state_batches(self) -> StateBatches:
-        """Return these batches as the record of functions and counts that measures read."""
+        """Return these batches as measures read them: counts, and a function that yields a pool.
+
+        A pool is text over which each model runs once. The field `of` is a function that returns
+        the same batches with the states of another model.
+        """
         return StateBatches(
             pool=self.pool,
             total=len(self.pools),
@@ -674,7 +679,8 @@ class TokenBatches(TextBatches[ModelLayer]):
     def _read_text(self, data: DataConfig) -> None:
         """Read text as token rows of one length, and draw those that are compared.
 
-        More text is read than is needed, so that the rows come from more documents.
+        They become the attribute `rows`, and the number of each token's document `groups`. More
+        text is read than is needed, so that the rows come from more documents.
 
         Raises:
             ModelError: The models cut the text into different tokens.
@@ -703,7 +709,8 @@ class TokenBatches(TextBatches[ModelLayer]):
         """Return the length of rows, for a text of so many tokens, if the settings have none.
 
         It fits into the context of each model. Within that, it is the longest with which a pool
-        has `FEWEST_TEXT_ROWS` rows, but at least `SHORTEST_CONTEXT`.
+        (the text whose states are in memory at once) has `FEWEST_TEXT_ROWS` rows, but at least
+        `SHORTEST_CONTEXT`.
         """
         tokens_in_memory = tokens
         if not self.takes_whole_rows:
@@ -759,13 +766,16 @@ class TokenBatches(TextBatches[ModelLayer]):
         """
         rows = self.rows[units]
         mask = self.is_compared[units]
-        groups = self.groups[units]
+        groups = self.groups[units]  # the number of each token's document
+        # A key that is equal for the same tokens, by which their states are cached.
         row_bytes = rows.numpy().tobytes()
         content = (self.takes_whole_rows, tuple(rows.shape), row_bytes, mask.numpy().tobytes())
         if self.takes_whole_rows:
-            return PoolLabels(content, rows, groups, mask=mask)
+            return PoolLabels(content, tokens=rows, groups=groups, mask=mask)
         positions = torch.arange(rows.shape[1]).expand_as(rows)
-        return PoolLabels(content, rows[mask], groups[mask], positions[mask])
+        return PoolLabels(
+            content, tokens=rows[mask], groups=groups[mask], positions=positions[mask]
+        )
 
     def run(
         self,
@@ -788,7 +798,10 @@ class TokenBatches(TextBatches[ModelLayer]):
         return [layer.flatten(0, 1)[compared] for layer in states]
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
-        """Return what messages call these tokens: their text, or their ids without a tokenizer."""
+        """Return what messages call these tokens: their text, or their ids without a tokenizer.
+
+        `units` is ignored: an id names a token, in whatever row it is.
+        """
         tokenizer = self.sources[0].tokenizer
         if tokenizer is None:
             return [f"token {token}" for token in tokens.tolist()]
@@ -835,7 +848,8 @@ class WordBatches(TextBatches[ModelLayer]):
         """
         pieces = self.text.select(units)
         words = tuple(tuple(spans) for spans in pieces.words)
-        return PoolLabels((tuple(pieces.texts), words), pieces.forms, pieces.owners)
+        content = (tuple(pieces.texts), words)  # a key that is equal for the same words
+        return PoolLabels(content, tokens=pieces.forms, groups=pieces.owners)
 
     def run(
         self,

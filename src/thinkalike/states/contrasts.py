@@ -128,13 +128,13 @@ def continuations(
     """
     boundary = boundary_tokens(tokenizer, vocabulary)
 
-    def tokens_of(continuations: Sequence[str]) -> Bool[Tensor, "n v"]:
+    def tokens_of(continuation_of_pair: Sequence[str]) -> Bool[Tensor, "n v"]:
         """Return which next tokens are the continuation of each pair.
 
         It is a single token, or all tokens that end the word before if it is `BOUNDARY`.
         """
         is_continuation = torch.zeros(len(contrasts), vocabulary, dtype=torch.bool)
-        for pair, continuation in enumerate(continuations):
+        for pair, continuation in enumerate(continuation_of_pair):
             if continuation == BOUNDARY:
                 is_continuation[pair, boundary] = True
             else:
@@ -166,8 +166,8 @@ def boundary_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Bool
     for token in tokenizer.convert_ids_to_tokens(token_ids):
         text = str(token)
         follows_space = text.startswith(SPACE_PREFIXES)
-        is_letter = text[:1].isalnum()
-        ends_word.append(follows_space or not is_letter)
+        begins_with_letter_or_digit = text[:1].isalnum()
+        ends_word.append(follows_space or not begins_with_letter_or_digit)
     is_boundary = torch.zeros(vocabulary, dtype=torch.bool)
     is_boundary[: len(ends_word)] = torch.tensor(ends_word)
     return is_boundary
@@ -320,16 +320,18 @@ def _verb_endings(
         single_token_length = len(subject_ids) + 1
         if has_ending_token and third_person.startswith(stem):
             ending = third_person[len(stem) :]
-            yield _VerbEnding(f" {stem}", BOUNDARY, ending)
+            yield _VerbEnding(after_subject=f" {stem}", bare=BOUNDARY, third_person=ending)
         elif len(stem_ids) == len(third_person_ids) == single_token_length:
-            yield _VerbEnding("", f" {stem}", f" {third_person}")
+            yield _VerbEnding(after_subject="", bare=f" {stem}", third_person=f" {third_person}")
 
 
 def read_contrasts(path: str | Path) -> Contrasts:
     """Read pairs of texts from a .csv, .tsv or .parquet file, a pair in each row.
 
-    The column `counterpart_word`, which may be missing or empty, has the word of the counterpart
-    if it is another one. Rows in errors are counted from 1, below the header.
+    The columns are `text`, `counterpart` (which differs from it in one feature), `word` (at which
+    states are read), and `up` and `down` (the continuations that the feature makes likelier and
+    less likely). The column `counterpart_word`, which may be missing or empty, has the word of the
+    counterpart if it is not the same. Rows in errors are counted from 1, below the header.
 
     Raises:
         DataError: The file cannot be read, a column is missing, a cell is empty, or a word does
@@ -495,10 +497,12 @@ def gaps(model: FrozenModel, texts: EncodedPrompts) -> Float[Tensor, " n"]:
     """Run a model and return log P(up) - log P(down) for the token after each text, in nats.
 
     `up` and `down` are sets of next tokens that a feature of the text makes likelier and less
-    likely.
+    likely; `texts` has them for each text.
     """
     last_block = model.n_layers - 1
-    batches = []
+    gaps_of_batches = []
     for _, batch in texts.batches():
-        batches.append(gap(model, model.head(batch.tokens, last_block), batch))
-    return torch.cat(batches)
+        # Padding follows the text, so that it does not change the states at the text's end.
+        last_states = model.head(batch.tokens, last_block)
+        gaps_of_batches.append(gap(model, last_states, batch))
+    return torch.cat(gaps_of_batches)

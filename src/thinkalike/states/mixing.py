@@ -107,7 +107,8 @@ class TokenMixing:
         """Return the states of a layer, a way of mixing the tokens read so far.
 
         Args:
-            layer: The name of the layer, such as "recurrent".
+            layer: `POSITION`, "recurrent", "bilinear", "shrinking", or the name of a bag in
+                `DECAYS`, whose states are sums of earlier tokens.
             rows: The centred embeddings of the tokens of b rows of t.
         """
         positions = torch.arange(rows.shape[1])[:, None]
@@ -133,7 +134,11 @@ class TokenMixing:
         return self._model.embedded(vocabulary).float().cpu()
 
     def _recurrent(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        """Return the states h_t = tanh(h_(t-1) W + e_t U + b) with random W, U and b."""
+        """Return the states h_t = tanh(h_(t-1) W + e_t U + b) with random W, U and b.
+
+        Args:
+            rows: The centred embeddings e_t of the tokens of b rows of t.
+        """
         width = self.d_model
         generator = seeded(self._seed)
         # The spectral radius of a random matrix of independent normal entries is about √width.

@@ -76,7 +76,10 @@ class Pieces:
         return torch.tensor(self.documents).repeat_interleave(counts)
 
     def select(self, indices: Int[Tensor, " u"]) -> Pieces:
-        """Return some of the texts, in the order of the indices, with an empty `left_out`."""
+        """Return the texts with these indices, in the order of the indices.
+
+        The words that were left out of all texts together are not taken over.
+        """
         selected = indices.tolist()
         return Pieces(
             [self.texts[index] for index in selected],
@@ -156,10 +159,10 @@ def _fitting_pieces(
     Raises:
         DataError: A single word does not fit into a model.
     """
-    first_character = spans[0][0]
-    last_character = spans[-1][1]
-    piece_text = text[first_character:last_character]
-    words = [(start - first_character, stop - first_character) for start, stop in spans]
+    piece_start = spans[0][0]
+    piece_stop = spans[-1][1]
+    piece_text = text[piece_start:piece_stop]
+    words = [(start - piece_start, stop - piece_start) for start, stop in spans]
     encodings = _encoded_by(models, piece_text)
     model_that_cannot_read = None
     for encoding in encodings:

@@ -363,12 +363,16 @@ class Compared(NamedTuple):
     sides: list[StimulusStates]
 
     def of(self, rows: Bool[Tensor, " n"]) -> Compared:
-        """Return the stimuli that a mask selects, with their states in each model or recording."""
+        """Return the stimuli that a mask selects, with their states in each model or recording.
+
+        The runs of a recording, and the mask of stimuli with a state of their own, are selected
+        likewise.
+        """
         if rows.all():
             return self
         sides = []
         for side in self.sides:
-            has_own = None
+            has_own = None  # every stimulus has a state of its own
             if side.has_own is not None:
                 has_own = side.has_own[rows]
             selected = side._replace(
