@@ -382,7 +382,11 @@ class TextBatches(ABC, Generic[ModelLayer]):
         runs: ModelRuns,
         is_spread: bool = False,
     ):
-        """Read the text and draw its units into pools; see the class for the arguments."""
+        """Read the text, and draw its units (rows of tokens, or pieces of words) into pools.
+
+        A pool is the text whose states are in memory at once. It has as many batches as fit, or
+        one if measures take whole rows. The arguments are those of the class.
+        """
         self.sources = models
         self.models = models
         self.measure = measure
@@ -479,6 +483,7 @@ class TextBatches(ABC, Generic[ModelLayer]):
     ) -> Bool[Tensor, " n"] | None:
         """Return which rows of a pool are left out, because a model's states of them are massive.
 
+        The norm of such a state is many times the median, so that it would decide a measure alone.
         None means that all rows stay. A warning names those that are left out of the first pool.
         The mask of each pool is determined once.
 
@@ -568,7 +573,7 @@ class TextBatches(ABC, Generic[ModelLayer]):
         """Return a function that removes the means of each token and position from states.
 
         It returns the states of a model in a pool, without these means, for each layer. States of
-        tokens that occur too rarely in the pool become 0.
+        tokens that occur less than `FEWEST_HSIC_ROWS` times in the pool become 0.
 
         Args:
             pool: The states of each model.
@@ -579,7 +584,7 @@ class TextBatches(ABC, Generic[ModelLayer]):
             DataError: No token occurs often enough.
         """
         try:
-            groups = RowGroups.of(labels.tokens, FEWEST_HSIC_ROWS)
+            rows_of_tokens = RowGroups.of(labels.tokens, FEWEST_HSIC_ROWS)
         except ValueError as error:
             last = batch_numbers.stop - 1
             raise DataError(f"batches {batch_numbers.start} to {last}: {error}") from error
@@ -592,11 +597,11 @@ class TextBatches(ABC, Generic[ModelLayer]):
             `layers` is ignored: it is only passed because the states are cached by layers.
             """
             assert labels.positions is not None
-            order = groups.order.to(model.device)
+            order = rows_of_tokens.order.to(model.device)
             positions = labels.positions.to(model.device)
             residuals = []
             for states in pool[model]:
-                without_means = groups.without_means(states, positions).to(states.dtype)
+                without_means = rows_of_tokens.without_means(states, positions).to(states.dtype)
                 # Rows that are not in `order`, which are of rare tokens, stay 0.
                 residuals.append(torch.zeros_like(states).index_copy_(0, order, without_means))
             return residuals
@@ -671,7 +676,7 @@ class TokenBatches(TextBatches[ModelLayer]):
         self.units = len(self.rows)
         self.units_per_pass = max(measure.tokens_per_batch // context, 1)
         tokens_per_batch = measure.tokens_per_batch
-        if self.takes_whole_rows:
+        if self.takes_whole_rows:  # a batch is the rows of one pass
             tokens_per_batch = self.units_per_pass * context
         possible_batches = max(int(self.is_token.sum()) // tokens_per_batch, 1)
         self.batches = min(measure.batches, possible_batches)
@@ -723,7 +728,8 @@ class TokenBatches(TextBatches[ModelLayer]):
     def _corpus(self, data: DataConfig, context: int) -> Corpus:
         """Return the text as rows of tokens; jobs that share `runs` read it once.
 
-        Nothing is fitted on it, so that all of it is for evaluation.
+        Nothing is fitted on it, so that all of it is for evaluation. If tokens are to be spread
+        over many documents (`is_spread`), only the beginnings of documents are read.
         """
         first_model = self.sources[0]
         tokenizer = first_model.tokenizer
@@ -742,6 +748,9 @@ class TokenBatches(TextBatches[ModelLayer]):
 
     def _read_stored(self, data: DataConfig) -> None:
         """Draw rows of text that a folder of stored states has; shorter ones are padded.
+
+        They become the attribute `rows`, with `is_token` for what is no padding, and the number of
+        each token's document in `groups` (0 for padding).
 
         Raises:
             DataError: A model cannot read the rows, or has no states of them.
@@ -819,12 +828,15 @@ class WordBatches(TextBatches[ModelLayer]):
     def read(self, data: DataConfig) -> None:
         """Draw pieces of text that fit into each model, and count words and batches.
 
+        The pieces become the attribute `text`, and are the units that are drawn into pools.
+
         Raises:
             DataError: The text has no words.
         """
         words_per_batch = self.measure.tokens_per_batch
         word_count = self.measure.batches * words_per_batch
         distinct_models = list(dict.fromkeys(self.sources))
+        # How a model cuts text decides where the pieces end.
         readers = frozenset((model.ids_fingerprint, model.context) for model in distinct_models)
         key = (repr(data), word_count, readers)
         draw = partial(drawn_pieces, data, distinct_models, word_count)

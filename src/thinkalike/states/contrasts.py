@@ -394,17 +394,17 @@ class EncodedPrompts:
     def batches(self) -> Iterator[tuple[slice, EncodedPrompts]]:
         """Yield the texts in batches of `TEXTS_PER_BATCH`, each with the slice of its rows.
 
-        A batch is cut to the length of its longest text.
+        A batch is cut to the length of its longest text; what is cut off is padding.
         """
         for first in range(0, len(self.tokens), TEXTS_PER_BATCH):
             rows = slice(first, first + TEXTS_PER_BATCH)
             longest = int(self.ends[rows].max()) + 1
             batch = EncodedPrompts(
-                self.tokens[rows, :longest],
-                self.words[rows],
-                self.ends[rows],
-                self.up[rows],
-                self.down[rows],
+                tokens=self.tokens[rows, :longest],
+                words=self.words[rows],
+                ends=self.ends[rows],
+                up=self.up[rows],
+                down=self.down[rows],
             )
             yield rows, batch
 
@@ -413,6 +413,9 @@ def encode_prompts(
     model: FrozenModel, contrasts: Contrasts
 ) -> tuple[EncodedPrompts, EncodedPrompts]:
     """Return the texts of contrasts, and their counterparts, as token ids of a model.
+
+    Both come with the next tokens that the feature makes likelier (`up`) and less likely (`down`),
+    which is the feature in which a text and its counterpart differ.
 
     Raises:
         DataError: A continuation is not one token, or a token goes on beyond the word at which

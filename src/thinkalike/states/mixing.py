@@ -56,7 +56,11 @@ class TokenMixing:
     """
 
     def __init__(self, model: StateSource, seed: int = 0):
-        """Take over what says how the model reads text; no weights are drawn yet."""
+        """Make a reader of text whose states are mixtures of the model's token embeddings.
+
+        What says how the model reads text is taken over. Random weights are drawn only when a
+        layer that has some is read.
+        """
         self.name = model.name
         self.tokenizer = model.tokenizer
         self.context = model.context
@@ -124,10 +128,11 @@ class TokenMixing:
 
     def _embedded(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
         """Return the centred embedding of each token, as if it were the first of its row."""
-        # Each distinct token is embedded once.
-        vocabulary, indices = tokens.unique(return_inverse=True)
+        # Each distinct token is embedded once, and its embedding put wherever the token occurs.
+        distinct_tokens, index_of_token = tokens.unique(return_inverse=True)
         mean, _ = self._centre_and_size
-        return (self._first_tokens(vocabulary) - mean)[indices]
+        centred = self._first_tokens(distinct_tokens) - mean
+        return centred[index_of_token]
 
     def _first_tokens(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
         """Return what enters block 0 for each token if it is the first of its row."""
@@ -171,16 +176,20 @@ class TokenMixing:
 
 
 def bag(rows: Float[Tensor, "b t d"], decay: float | None) -> Float[Tensor, "b t d"]:
-    """Return, at each position t, Σ decay^(t - s) e_s over all s ≤ t, with e_s those of a row.
+    """Return, at each position t of a row, Σ decay^(t - s) e_s over all positions s ≤ t.
 
     If decay is None, it is the mean of the e_s over all s ≤ t.
+
+    Args:
+        rows: The embeddings e_s of the tokens of b rows of t.
+        decay: How much less a token counts with each position further back.
     """
     if decay is None:
         lengths = torch.arange(1, rows.shape[1] + 1)[:, None]
         return rows.cumsum(1) / lengths
     total = torch.zeros_like(rows[:, 0])
     totals = []
-    for row in rows.unbind(1):
-        total = decay * total + row
+    for embeddings in rows.unbind(1):  # of one position in all rows
+        total = decay * total + embeddings
         totals.append(total)
     return torch.stack(totals, 1)

@@ -108,7 +108,7 @@ def pieces_of_texts(texts: Iterable[str], models: Sequence[TextReader], words: i
     """Cut texts into pieces that fit into the context of each model, until there are enough words.
 
     Words whose last token, in some model, also holds letters after the word are left out, because
-    their state is not theirs alone. Pieces without other words are dropped.
+    their state is not theirs alone. A piece is dropped if none of its words is left.
 
     Args:
         texts: Documents. Those of one group count as one document.
@@ -195,8 +195,8 @@ def _encoded_by(models: Sequence[TextReader], text: str) -> list[_EncodedText]:
 def _with_own_states(text: str, words: list[Span], encodings: Sequence[_EncodedText]) -> _Piece:
     """Return a text with its words divided into those to compare and those to leave out.
 
-    A word is left out if, in some model, its last token also holds letters after the word: the
-    state at this token is then not that of the word alone.
+    A word is left out if, in some model, its last token also holds letters after the word, or is
+    the last token of a later word as well: its state is then not that of the word alone.
 
     Args:
         text: The text.
