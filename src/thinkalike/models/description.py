@@ -510,7 +510,7 @@ def _configs_in(*configs: object) -> Iterator[object]:
 
 
 def bytes_of(values: Tensor | np.ndarray) -> bytes:
-    """Return the values of a NumPy array or a tensor as bytes.
+    """Return the values of a NumPy array or a tensor as bytes, from which to compute a hash.
 
     An array of Python objects is turned into text first. A tensor that is sparse or of a subclass
     may have no plain values, so the bytes are only the name of its class.

@@ -404,7 +404,7 @@ def outline(config: ModelConfig) -> Outline:
     config = base_of(config) or config
     folder = named_folder(config)
     config_json = known_config_json(folder) if folder else {}
-    family = FAMILIES.get(config.family)
+    family = FAMILIES.get(config.family)  # that of the setting `model.family`, if it is given
     if family is None:
         # An unknown architecture is not an error here; loading the model will raise it.
         with contextlib.suppress(ModelError):

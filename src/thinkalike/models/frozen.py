@@ -744,6 +744,7 @@ class FrozenModel:
         block_of_entry = self.blocks[max(start - 1, 0)]
         with (
             pass_lock(self.module),
+            # A skipped block returns a tuple as long as its own, or a tensor.
             skipped(skipped_blocks, self._tuple_lengths[:start]),
             without_hooks_on(skipped_blocks),  # their hooks have worked on `residual` before
             replaced_input(block_of_entry, residual),

@@ -334,9 +334,10 @@ def _frozen_copy(
 
 
 def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
-    """Return the output of a model in memory for sample tokens, (b, t, v), in evaluation mode.
+    """Return the first output of a model in memory for sample tokens, in evaluation mode.
 
-    Afterwards each of its modules is in the mode, training or evaluation, in which it was before.
+    In a language model it is the logits, (b, t, v), for b rows of t tokens. Afterwards each of
+    its modules is in the mode, training or evaluation, in which it was before.
     `name` is the model's name in errors.
     """
     embedding = embedding_of(module)

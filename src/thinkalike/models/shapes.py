@@ -89,7 +89,15 @@ class Shape:
             with_logits: Whether passes go through the unembedding, too, and make logits.
             is_shared: Whether jobs that run together and read the same text share the passes.
         """
-        return Passes(phase, self, tokens, row_length, times, with_logits, is_shared)
+        return Passes(
+            phase,
+            self,
+            tokens,
+            row_length,
+            times=times,
+            with_logits=with_logits,
+            is_shared=is_shared,
+        )
 
 
 # Shapes by the part of the configuration: model, target, or the name of a member.

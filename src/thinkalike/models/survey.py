@@ -91,7 +91,11 @@ def survey(model: CutModel) -> Survey:
 
 
 def _added_outputs(module: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
-    """Return the entries of ADDED_OUTPUTS that are on: configurations of a model, and names."""
+    """Return (configuration, name) for each entry of ADDED_OUTPUTS that is on.
+
+    Such an entry, for example "use_cache", asks a pass for more than its logits. Both the model's
+    own configuration and that of its text model are searched.
+    """
     entries = []
     for config in (getattr(module, "config", None), config_of_text_model(module)):
         for name in ADDED_OUTPUTS:

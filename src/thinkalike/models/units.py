@@ -526,7 +526,7 @@ def _units_of_module(
 
 
 def _stream_width(reading: tuple[int, ...], writing: tuple[int, ...], embedding_width: int) -> int:
-    """Return the width of the residual stream that units read from and write to.
+    """Return the width of the residual stream, which hidden units read and write.
 
     It is that of the embedding, unless this is not an axis of both matrices: ALBERT's embedding is
     narrower than its stream. Then it is the second axis of `reading`, as in nn.Linear, whose
