@@ -127,7 +127,8 @@ def _most_tensors_in_file(path: Path) -> int:
 
     It follows from the header of a safetensors file, or the list of files in an archive of torch.
     A file that is neither, perhaps since it is damaged, is bounded by its size. It is 0 for a
-    file that cannot be read; the reader of the weights will report the damage.
+    file that cannot be read, or states an impossible length of its header; the reader of the
+    weights will report that.
     """
     with contextlib.suppress(OSError, ValueError, BadZipFile, RecursionError):
         if path.suffix == ".safetensors":

@@ -372,7 +372,8 @@ class FrozenModel:
             mask: 1 for tokens and 0 for padding, (b, t). None: there is no padding.
 
         Returns:
-            The logits of each token's vocabulary, (b, t, v), or of a text's class, (b, v).
+            The logits over the vocabulary at each token, (b, t, v), or over the classes of each
+            text, (b, v).
 
         Raises:
             ModelError: The layer is out of range, or the model predicts neither next tokens nor

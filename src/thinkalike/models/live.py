@@ -253,9 +253,9 @@ def _check_applicable(settings: Mapping[str, object]) -> None:
 def _config_of(live: _Live, settings: Mapping[str, object]) -> ModelConfig:
     """Return the configuration of a model in memory with these settings.
 
-    By default the model keeps its dtype and device, only a tokenizer that adds BOS by itself does
-    so, and no data set is tied to the model. Its name is the one that was given, or else that of
-    the folder or repository that it was read from, or else that of its class.
+    By default the model keeps its dtype and device, rows begin with BOS only if the tokenizer adds
+    it by itself, and no data set is tied to the model. Its name is the one that was given, or else
+    that of the folder or repository that it was read from, or else that of its class.
     """
     embedding = embedding_of(live.module)
     name = live.name
@@ -336,9 +336,9 @@ def _frozen_copy(
 def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
     """Return the first output of a model in memory for sample tokens, in evaluation mode.
 
-    In a language model it is the logits, (b, t, v), for b rows of t tokens. Afterwards each of
-    its modules is in the mode, training or evaluation, in which it was before.
-    `name` is the model's name in errors.
+    In a language model it is the logits, (b, t, v), for b rows of t tokens. Afterwards each module
+    is in the mode, training or evaluation, in which it was before. `name` is the model's name in
+    errors.
     """
     embedding = embedding_of(module)
     # The same tokens as in `_check_copy`.

@@ -196,7 +196,7 @@ class _BlockTimer:
 def _fill_weights(module: nn.Module, device: torch.device) -> None:
     """Give a module on the meta device constant weights, and zeros for buffers, in place.
 
-    Weights with the same shape and dtype share their memory.
+    Its passes can then be timed. Weights with the same shape and dtype share their memory.
 
     Raises:
         ValueError: They would still take more than `MOST_TIMED` bytes.

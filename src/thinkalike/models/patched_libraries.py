@@ -125,6 +125,7 @@ def _added_to(
     """
     entries = list(vars(owner).values())
     searched = _searched.get(owner_name)
+    # If an entry has changed, the tables are looked up anew, and all is searched below.
     if searched is None or not _are_same(searched.entries, entries):
         searched = _Searched(entries, _tables_in(owner), contents=None, added={})
 

@@ -283,7 +283,8 @@ def _sources_of_transformers(kind: str) -> dict[str, str]:
     """Return source code of transformers by the name of the architecture, such as "llama".
 
     `kind` is the kind of file: "modeling" has the code of models, and "configuration" that of
-    their settings.
+    their settings. Of several files of an architecture, such as "modeling_esm" and
+    "modeling_esmfold", the last by name is returned.
     """
     import transformers
 

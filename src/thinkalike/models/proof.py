@@ -80,9 +80,10 @@ def prove(model: CutModel) -> None:
         window = _longest_window(model)
         if window and model.predicts != "states":
             long_row = sample_tokens(
-                model.vocabulary, window + BEYOND_WINDOW, rows=1, at_most=LONGEST_PROOF
+                model.vocabulary, context=window + BEYOND_WINDOW, rows=1, at_most=LONGEST_PROOF
             )
-            _check_composition(model, long_row, [(model.n_layers - 1) // 2])
+            middle_layer = (model.n_layers - 1) // 2
+            _check_composition(model, long_row, [middle_layer])
         if model.predicts == "next":
             _check_causal(model, tokens)
 
@@ -215,7 +216,7 @@ def _changed_tensors_in_words(
 def _is_equal(first: Tensor, second: Tensor) -> bool:
     """Return whether two outputs are equal in shape and in every entry.
 
-    NaN equals NaN (and 0) here; outputs that are not finite are reported elsewhere.
+    NaN counts as 0, so that NaN equals NaN; outputs that are not finite are reported elsewhere.
     """
     if first.shape != second.shape:
         return False

@@ -134,6 +134,7 @@ def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
 
     mlp_paths = ["" if form is None else form.mlp for form in forms]
     points |= _output_points(blocks, mlp_paths, "mlp_out")
+    # `mlp_post` is what the last linear map of the MLP reads, as `z` is for attention.
     for layer, run in _last_projections(blocks, mlp_paths).items():
         points["mlp_post", layer] = HookPoint(run.module, "input")
 

@@ -204,10 +204,11 @@ def without_hooks(module: nn.Module) -> nn.Module:
     if getattr(module, "_supports_sdpa", False):  # a model of transformers
         module.set_attn_implementation("sdpa")  # type: ignore[operator]
         return module
+    # The fused class replaces only native attention that is causal and has no rotary positions. It
+    # has neither grouped keys and values nor a soft cap of the scores.
     is_native_attention = isinstance(module, NativeAttention)
     if not is_native_attention or not module.causal or module.rotary is not None:
         return module
-    # The fused class has neither grouped keys and values nor a soft cap of the scores.
     has_soft_cap = module.attn_scores_soft_cap > 0  # type: ignore[operator]
     if module.kv_repeats == 1 and not has_soft_cap:
         module.__class__ = _fused()  # the weights stay where they are

@@ -207,15 +207,16 @@ class UnitModel:
             stored: The weight as it was read.
 
         Raises:
-            ModelError: It is stored as whole numbers, or holds a NaN or an infinity.
+            ModelError: It is stored as whole numbers or floats of 8 bits, or holds a NaN or an
+                infinity.
         """
         check_dtypes({name: stored}, self.name)
-        matrix = stored.detach().float().cpu()
-        if not bool(torch.isfinite(matrix).all()):
+        values = stored.detach().float().cpu()
+        if not bool(torch.isfinite(values).all()):
             raise ModelError(
                 f"{self.name}: {name} holds numbers that are not finite; replace the checkpoint"
             )
-        return matrix
+        return values
 
 
 def open_units(config: ModelConfig, name: str) -> UnitModel:
@@ -226,7 +227,7 @@ def open_units(config: ModelConfig, name: str) -> UnitModel:
     to be quantised, or if its stored weights are not the matrices that it multiplies by.
 
     Args:
-        config: The configuration of the model, which may be in memory.
+        config: The configuration of a checkpoint, or of a model that is in memory already.
         name: The name of the model in results.
 
     Raises:

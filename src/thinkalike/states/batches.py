@@ -684,8 +684,8 @@ class TokenBatches(TextBatches[ModelLayer]):
     def _read_text(self, data: DataConfig) -> None:
         """Read text as token rows of one length, and draw those that are compared.
 
-        They become the attribute `rows`, and the number of each token's document `groups`. More
-        text is read than is needed, so that the rows come from more documents.
+        They become the attribute `rows`, and `groups` has the number of each token's document.
+        More text is read than is needed, so that the rows come from more documents.
 
         Raises:
             ModelError: The models cut the text into different tokens.
@@ -990,7 +990,7 @@ def pool_tokens(batch_tokens: int, numbers_per_token: int, parameters: int) -> i
 
     The states of a pool take at most `POOL_BYTES`, or a quarter of the memory of the weights if
     that is more. But a pool has room for `POOL_BATCHES` batches in any case, within `POOL_TOKENS`
-    tokens, and for at least one batch.
+    tokens, and for at least one batch. It has at most `MOST_POOL_BATCHES` batches.
 
     Args:
         batch_tokens: How many tokens a batch has.

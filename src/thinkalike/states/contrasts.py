@@ -195,14 +195,14 @@ def kind_of_token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 
 
 def _next_token(
-    contrasts: Contrasts, pair: int, word: str, tokenizer: PreTrainedTokenizerBase
+    contrasts: Contrasts, pair: int, continuation: str, tokenizer: PreTrainedTokenizerBase
 ) -> int:
     """Return the id of the token that a continuation adds to both texts of a pair.
 
     Args:
         contrasts: The pairs of texts.
         pair: The index of the pair.
-        word: The continuation, with the space before it, if there is one.
+        continuation: The text that follows, with the space before it, if there is one.
         tokenizer: The tokenizer of a model.
 
     Raises:
@@ -212,11 +212,11 @@ def _next_token(
     next_token = -1
     for text in (contrasts.counterparts[pair].text, contrasts.texts[pair].text):
         token_ids = ids_of(tokenizer, text)
-        continued_ids = ids_of(tokenizer, text + word)
+        continued_ids = ids_of(tokenizer, text + continuation)
         if continued_ids[:-1] != token_ids:
             raise DataError(
-                f"{contrasts.source} row {pair + 1}: {word!r} after {text[-40:]!r} is not one "
-                f"token; give one with its space, such as ' is', or {BOUNDARY}"
+                f"{contrasts.source} row {pair + 1}: {continuation!r} after {text[-40:]!r} is not "
+                f"one token; give one with its space, such as ' is', or {BOUNDARY}"
             )
         next_token = continued_ids[-1]
     return next_token

@@ -182,7 +182,7 @@ def bag(rows: Float[Tensor, "b t d"], decay: float | None) -> Float[Tensor, "b t
 
     Args:
         rows: The embeddings e_s of the tokens of b rows of t.
-        decay: How much less a token counts with each position further back.
+        decay: The factor by which a token counts less for each position that it is further back.
     """
     if decay is None:
         lengths = torch.arange(1, rows.shape[1] + 1)[:, None]

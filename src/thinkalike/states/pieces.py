@@ -78,7 +78,7 @@ class Pieces:
     def select(self, indices: Int[Tensor, " u"]) -> Pieces:
         """Return the texts with these indices, in the order of the indices.
 
-        The words that were left out of all texts together are not taken over.
+        Their `left_out` is empty, since words that are left out are listed for all texts together.
         """
         selected = indices.tolist()
         return Pieces(
@@ -122,7 +122,7 @@ def pieces_of_texts(texts: Iterable[str], models: Sequence[TextReader], words: i
     words_needed = words
     document_numbers: dict[object, int] = {}
     for position, text in enumerate(texts):
-        group = group_of(text) or position
+        group = group_of(text) or position  # a text without a group is one by itself
         document = document_numbers.setdefault(group, len(document_numbers))
         for piece in _pieces_of_text(text, models):
             pieces.left_out.extend(piece.left_out)
