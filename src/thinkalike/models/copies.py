@@ -40,7 +40,7 @@ def has_added_code(module: nn.Module, own_package: str = "") -> bool:
     """Return whether a module, without its submodules, runs code that was added to it.
 
     Such code is a hook or a replaced `forward`, or code of the user's own in the class or in an
-    attribute. A hook by which a library only moves states between devices does not count.
+    attribute. What transformers or accelerate put there to move or record states does not count.
 
     Args:
         module: The module.

@@ -146,6 +146,7 @@ class Description:
     def text_of(self, value: object, name: str = "") -> str:
         """Return a value as text, and store the text under the steps that lead to the value.
 
+        By the steps, a later description of the same objects can be compared with this one.
         The first two steps are the owner (such as the path of a module) and the name of its
         attribute. Each further step is the position of a value within the one that holds it.
 

@@ -115,7 +115,7 @@ class TokenMixing:
                 `DECAYS`, whose states are sums of earlier tokens.
             rows: The centred embeddings of the tokens of b rows of t.
         """
-        positions = torch.arange(rows.shape[1])[:, None]
+        positions = torch.arange(rows.shape[1])[:, None]  # (t, 1)
         if layer == POSITION:
             return positions.float().expand(len(rows), -1, -1)
         if layer == "recurrent":
