@@ -118,7 +118,7 @@ class Units(NamedTuple):
         module: The path inside the block, such as "mlp" or "mlp.experts.3".
         reading: The name of the weight by which units read the stream.
         writing: The name of the weight by which they write to it.
-        n_units: The number of units.
+        units: The number of units.
         width: The width of the stream.
         expert: Which matrix of a stack of matrices it is, or None.
     """
@@ -127,7 +127,7 @@ class Units(NamedTuple):
     module: str
     reading: str
     writing: str
-    n_units: int
+    units: int
     width: int
     expert: int | None = None
 
@@ -197,7 +197,8 @@ class UnitModel:
             matrix = matrix.T
         # A weight that fuses several maps, such as gate and up projection, has the vectors of the
         # first map, which is the gate, in its first rows.
-        return matrix[: units.n_units]
+        unit_count = units.units
+        return matrix[:unit_count]
 
     def _as_float32(self, name: str, stored: Tensor) -> Tensor:
         """Return the values of a stored weight in float32 on the CPU.
