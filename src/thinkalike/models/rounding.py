@@ -93,7 +93,7 @@ def round_in_place(matrix: Float[Tensor, "n m"], steps: int | float) -> None:
     columns have a root mean square of 1. Afterwards it is multiplied by these sizes again.
 
     Args:
-        matrix: The matrix, which is changed.
+        matrix: The matrix of n rows and m columns, which is changed.
         steps: The number of steps from 0 to the largest absolute entry of a row. It need not be
             whole.
     """

@@ -426,7 +426,8 @@ class TextBatches(ABC, Generic[ModelLayer]):
     ) -> list[Tensor]:
         """Return the states of a model for the tokens or words of some units, for each layer.
 
-        They are in the order of `labels`.
+        `units` are the indices of u units, such as rows of tokens. The states are in the order in
+        which `labels` returns their tokens or words.
         """
 
     @abstractmethod
@@ -770,8 +771,8 @@ class TokenBatches(TextBatches[ModelLayer]):
     def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
         """Return the ids, documents and positions of the tokens of some rows that are compared.
 
-        If measures take whole rows, all tokens of the rows are returned with a mask instead of
-        positions.
+        `units` are the indices of the u rows. If measures take whole rows, all tokens of the rows
+        are returned with a mask instead of positions.
         """
         rows = self.rows[units]
         mask = self.is_compared[units]
@@ -794,7 +795,8 @@ class TokenBatches(TextBatches[ModelLayer]):
     ) -> list[Tensor]:
         """Return the states of a model at each layer for the compared tokens of some rows.
 
-        They are (n, d), or (b, t, d) if measures take whole rows.
+        `units` are the indices of the rows. The states are (n, d) for the n compared tokens of all
+        rows, or (b, t, d) for b rows of t tokens if measures take whole rows.
         """
         is_token = self.is_token[units]
         mask = None  # no row has padding
@@ -856,7 +858,7 @@ class WordBatches(TextBatches[ModelLayer]):
     def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
         """Return the form and the document of each word of some pieces, as numbers.
 
-        Words that are written alike have the same form.
+        `units` are the indices of the u pieces. Words that are written alike have the same form.
         """
         pieces = self.text.select(units)
         words = tuple(tuple(spans) for spans in pieces.words)
@@ -869,7 +871,10 @@ class WordBatches(TextBatches[ModelLayer]):
         layers: Sequence[ModelLayer],
         units: Int[Tensor, " u"],
     ) -> list[Tensor]:
-        """Return the states of a model at each layer for the words of some pieces, (n, d)."""
+        """Return the states of a model at each layer for the words of some pieces, (n, d).
+
+        `units` are the indices of the pieces; n is the number of all their words.
+        """
         return word_states(model, self.text.select(units), layers)
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:

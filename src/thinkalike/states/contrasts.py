@@ -119,9 +119,9 @@ def continuations(
     Each is one token, or all tokens that end the current word.
 
     Args:
-        contrasts: The pairs.
+        contrasts: The n pairs.
         tokenizer: The tokenizer of a model.
-        vocabulary: For how many tokens the model has logits.
+        vocabulary: The number v of tokens for which the model has logits.
 
     Raises:
         DataError: A continuation is not one token, or `up` and `down` have a token in common.
@@ -484,8 +484,8 @@ def gap(
 
     Args:
         model: The model, whose final norm and unembedding are applied.
-        state: The states after the last block.
-        texts: The n texts.
+        state: The states after the last block, of width d at each of t tokens of n texts.
+        texts: The n texts, with the last token of each (`ends`).
     """
     rows = torch.arange(len(state))
     logits = model.finish(state[rows, texts.ends]).double().cpu()  # (n, v)

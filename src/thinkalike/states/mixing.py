@@ -164,7 +164,8 @@ class TokenMixing:
     def _bilinear(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """Return the elementwise product of random projections of each token and the one before.
 
-        The first token of a row has none before it, and its states are 0.
+        The first token of a row has none before it, and its states are 0. `rows` are the centred
+        embeddings, of width d, of b rows of t tokens.
         """
         width = self.d_model
         generator = seeded(self._seed + 1)  # other weights than those of the recurrent network
