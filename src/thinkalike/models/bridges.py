@@ -54,7 +54,7 @@ def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
     names |= {module: name for name, module in bridge.named_modules()}  # the names of hooks
     modules_with_code = [module for module in names if has_added_code(module, BRIDGE_PACKAGE)]
     wrappers = [module for module in modules_with_code if _is_wrapper(module, bridge)]
-    _check_code_is_copied(names[module] for module in wrappers)
+    _refuse_uncopied_code(names[module] for module in wrappers)
     copy = _unwrapped_copy(bridge)
     embedding = embedding_of(copy)
     tokens = sample_tokens(len(embedding), context=16).to(embedding.device)
@@ -66,7 +66,7 @@ def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
     # A wrapper may compute by itself what the module inside it does. Code that was added to such a
     # module does not run in the bridge, but would run in the copy.
     modules_not_run = [module for module in modules_with_code if module not in modules_run]
-    _check_code_is_copied(names[module] for module in modules_not_run)
+    _refuse_uncopied_code(names[module] for module in modules_not_run)
     error = relative_error(actual, expected)
     if not error <= TOLERANCE[embedding.dtype]:  # NaN fails as well
         raise ModelError(
@@ -81,7 +81,7 @@ def _is_wrapper(module: nn.Module, bridge: TransformerBridge) -> bool:
     return isinstance(module, GeneralizedComponent | HookPoint | type(bridge))
 
 
-def _check_code_is_copied(names: Iterable[str]) -> None:
+def _refuse_uncopied_code(names: Iterable[str]) -> None:
     """Raise a ModelError if there are modules whose added code a copy would not run.
 
     All such code is refused, since sample tokens cannot tell whether it changes anything: it may

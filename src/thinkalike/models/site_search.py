@@ -127,7 +127,7 @@ def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
 
     attention_paths = ["" if form is None else form.attention for form in forms]
     points |= _output_points(blocks, attention_paths, "attn_out")
-    projections = _last_projections(blocks, attention_paths)
+    projections = _output_projections(blocks, attention_paths)
     for layer, run in projections.items():
         if run.input is not None and run.input.shape[-1] % n_heads == 0:
             points["z", layer] = HookPoint(run.module, "input")
@@ -135,7 +135,7 @@ def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
     mlp_paths = ["" if form is None else form.mlp for form in forms]
     points |= _output_points(blocks, mlp_paths, "mlp_out")
     # `mlp_post` is what the last linear map of the MLP reads, as `z` is for attention.
-    for layer, run in _last_projections(blocks, mlp_paths).items():
+    for layer, run in _output_projections(blocks, mlp_paths).items():
         points["mlp_post", layer] = HookPoint(run.module, "input")
 
     return points | _points_outside(model, runs_outside, blocks)
@@ -156,7 +156,7 @@ def _output_points(blocks: Sequence[Block], paths: Sequence[str], site: str) -> 
     return points
 
 
-def _last_projections(blocks: Sequence[Block], paths: Sequence[str]) -> dict[int, ModuleRun]:
+def _output_projections(blocks: Sequence[Block], paths: Sequence[str]) -> dict[int, ModuleRun]:
     """Return, by layer, the linear map that makes the output of one module in each block.
 
     If several maps of a block have the same output, the one whose path occurs in most blocks is
@@ -498,7 +498,7 @@ def _points_outside(
                 points.setdefault(("embed", -1), HookPoint(run.module, "output"))
 
         reads_last_block = run.is_norm and _is_same(run.input, last_resid_post)
-        if reads_last_block and _is_read(run, runs_outside):
+        if reads_last_block and _is_output_read_later(run, runs_outside):
             points.setdefault(("ln_final", model.n_layers), HookPoint(run.module, "output"))
     return points
 
@@ -510,7 +510,7 @@ def _embedding_rows(model: FrozenModel) -> Tensor:
     return weight[tokens.flatten().to(weight.device)].double().cpu()
 
 
-def _is_read(run: ModuleRun, runs: Iterable[ModuleRun]) -> bool:
+def _is_output_read_later(run: ModuleRun, runs: Iterable[ModuleRun]) -> bool:
     """Return whether a module of `runs` that ran later has the output of `run` as its input.
 
     The two must be equal to the bit.
