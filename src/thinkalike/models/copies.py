@@ -92,7 +92,7 @@ def copied(module: ModuleT, copies: dict[int, object] | None = None) -> ModuleT:
     try:
         copy = deepcopy(module, copies)
     except Exception as error:  # an object may raise any when it is copied
-        _check_attributes_can_be_copied(module)
+        _name_what_cannot_be_copied(module)  # raises an error if it is a single attribute
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise ModelError(f"the model cannot be copied ({reason})") from error
     for submodule in copy.modules():
@@ -133,7 +133,7 @@ def tensors_held(module: nn.Module) -> list[Tensor]:
     return tensors
 
 
-def _check_attributes_can_be_copied(module: nn.Module) -> None:
+def _name_what_cannot_be_copied(module: nn.Module) -> None:
     """Raise a ModelError that names the first attribute of a module that cannot be copied.
 
     Attributes of its submodules are tried as well. Nothing is raised if each can be copied alone.

@@ -249,7 +249,7 @@ class _Cursor:
         Raises:
             ValueError: The file ends within it, or it is no UTF-8, which transformers needs.
         """
-        length_in_bytes = self.count(1)  # entries of 1 byte
+        length_in_bytes = self.count(smallest=1)
         content = self.take(length_in_bytes)
         try:
             return content.decode()
@@ -300,9 +300,9 @@ class _Cursor:
         A single number is returned in a list. `form` is the type of a number as a letter of
         Python's `struct`, such as "I".
         """
-        bytes_of_number = struct.calcsize(f"<{form}")
-        length = self.count(bytes_of_number)
-        if length == 1:
+        size = struct.calcsize(f"<{form}")
+        count = self.count(smallest=size)
+        if count == 1:
             return [self.number(form)]
-        self.skip(bytes_of_number * length)
-        return _Array(length)
+        self.skip(size * count)
+        return _Array(count)

@@ -26,7 +26,7 @@ NamedArguments = dict[str, object]
 STATE_ARGUMENT = "hidden_states"
 
 # Held while the two variables below change.
-_lock_of_globals = threading.Lock()
+_changing = threading.Lock()
 
 # A lock for each module, see `pass_lock`.
 _locks: WeakKeyDictionary[nn.Module, contextlib.AbstractContextManager[bool]] = WeakKeyDictionary()
@@ -46,7 +46,7 @@ def pass_lock(module: nn.Module) -> contextlib.AbstractContextManager[bool]:
     Without it, the hooks that one thread registers would also act on the pass of another thread.
     The thread that holds the lock may take it again.
     """
-    with _lock_of_globals:
+    with _changing:
         return _locks.setdefault(module, threading.RLock())
 
 
@@ -127,17 +127,18 @@ def one_text_per_row() -> Iterator[None]:
     """Make transformers treat each row as one text while the context is open.
 
     Otherwise it searches the positions of each row for several packed texts, and has to wait for
-    the GPU. The function that searches is replaced by one that finds nothing.
+    the GPU. The function that searches is replaced by one that finds nothing. The lock `_changing`
+    is held while it is replaced.
     """
     from transformers import masking_utils  # imports torch's compiler, which takes a second
 
-    with _lock_of_globals:
+    with _changing:
         _replaced_functions.append(masking_utils.find_packed_sequence_indices)
         masking_utils.find_packed_sequence_indices = lambda _: None
     try:
         yield
     finally:
-        with _lock_of_globals:
+        with _changing:
             # Contexts of several threads may close in any order. Only the last one to close puts
             # back the original, which is the first of the list. All later entries are replacements
             # that an earlier context had put in place.

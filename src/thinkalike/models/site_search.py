@@ -103,7 +103,9 @@ def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
 
     The model runs over sample tokens. The states that its modules read and write show which of the
     modules add to the residual stream. A hook point that cannot be found in this way is left out.
-    The layer of "embed" is -1, and that of "ln_final" is the number of blocks.
+    If a block can be read in several ways, the one that fits most blocks is taken. "resid_mid" is
+    the stream between attention and the MLP. The layer of "embed" is -1, and that of "ln_final" is
+    the number of blocks.
 
     Args:
         model: The model.
@@ -112,8 +114,7 @@ def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
     """
     blocks, runs_outside = _recorded_runs(model)
     tolerance = SUM_TOLERANCE * torch.finfo(model.dtype).eps
-    # The form of a block says which modules add to the stream, and where resid_mid is (the stream
-    # between attention and the MLP). If several fit, the one that fits most blocks is taken.
+    # The form of a block says which modules add to the stream, and where resid_mid is.
     forms = _most_common_option([list(_forms(block, tolerance)) for block in blocks])
 
     points: HookPoints = {}
