@@ -183,7 +183,7 @@ def test_scripts_without_white_space_are_read_by_characters(text, words):
 def test_a_words_state_is_its_last_tokens_in_any_batch(models, family):
     model = models[family]
     texts = [tiny.document(seed, words=5 + 3 * seed) for seed in range(3)]
-    batch = pieces_of_texts(texts, [model], words=5 + 8 + 11)
+    batch = pieces_of_texts(texts, [model], word_count=5 + 8 + 11)
     states = word_states(model, batch)
     assert [len(words) for words in batch.words] == [5, 8, 11]
     place = 0
@@ -219,14 +219,14 @@ def test_a_state_may_be_of_the_first_token_or_the_mean(models, family):
 def test_pieces_hold_every_word_once_and_fit_every_context(models):
     model = models["gpt2"]
     texts = [tiny.document(seed, words=150) for seed in range(3)]
-    found = pieces_of_texts(texts, [model], words=400)
+    found = pieces_of_texts(texts, [model], word_count=400)
     stretches = zip(found.texts, found.words, found.documents, strict=True)
     seen = [(text[slice(*span)], document) for text, spans, document in stretches for span in spans]
     everything = [(word, document) for document, text in enumerate(texts) for word in text.split()]
     assert seen == everything[: len(seen)]
     assert 400 <= len(seen) == found.count < 450, "as many as are needed"
     assert all(len(model.tokenizer(text)["input_ids"]) <= model.context for text in found.texts)
-    assert pieces_of_texts(texts, [model], words=1000).count == 450
+    assert pieces_of_texts(texts, [model], word_count=1000).count == 450
 
 
 def test_array_batches_hold_every_row_once():

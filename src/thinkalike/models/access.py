@@ -35,10 +35,11 @@ class CheckpointLocation(NamedTuple):
 
 @contextlib.contextmanager
 def checkpoint_location(config: ModelConfig) -> Iterator[CheckpointLocation]:
-    """Yield where a checkpoint can be read while the context is open.
+    """Yield where a checkpoint can be read while the context is open, and its revision.
 
     A checkpoint of Lightning is unpacked into a temporary folder. All files of a repository of the
-    hub are of one commit.
+    hub are of one commit, which is the revision. The revision of a model that is bundled with this
+    package is "embedded", and that of any other folder or file is "local".
     """
     folder = folder_of(config)
     if folder is None:
@@ -101,7 +102,8 @@ def commit_of_model(config: ModelConfig) -> Commit:
 
     Raises:
         ConfigError: The model is not on the hub.
-        ModelError: Neither the hub nor its cache has it, or it is an adapter.
+        ModelError: Neither the hub nor its cache has it, or its files include an adapter, which
+            is read only from a folder.
     """
     if config.hub_id is None:
         raise ConfigError(

@@ -387,7 +387,7 @@ def _warn_if_without_effect(adapted: Adapted, samples: Sequence[Tensor], called:
     try:
         with adapted.peft_model.disable_adapter():
             outputs_without_adapter = _outputs(adapted.peft_model, samples, called)
-    except Exception:  # PEFT raises any, for kinds that cannot be switched off
+    except Exception:  # which one PEFT raises depends on the kind that cannot be switched off
         return
     if all(map(torch.equal, outputs_without_adapter, adapted.outputs)):
         log.warning(

@@ -125,7 +125,10 @@ def _weight_files(folder: Path) -> list[Path]:
 def _most_tensors_in_file(path: Path) -> int:
     """Return an upper bound on the number of tensors in a file of weights, without reading them.
 
-    It is 0 for a damaged file; the reader of the weights will report the damage.
+    It follows from the header of a safetensors file, or the list of files in an archive of torch.
+    A file that is neither, perhaps since it is damaged, is bounded by its size. It is 0 for a
+    file that cannot be read, or states an impossible length of its header; the reader of the
+    weights will report that.
     """
     with contextlib.suppress(OSError, ValueError, BadZipFile, RecursionError):
         if path.suffix == ".safetensors":

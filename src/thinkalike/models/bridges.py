@@ -54,26 +54,26 @@ def unbridged(bridge: TransformerBridge) -> PreTrainedModel:
     names |= {module: name for name, module in bridge.named_modules()}  # the names of hooks
     modules_with_code = [module for module in names if has_added_code(module, BRIDGE_PACKAGE)]
     wrappers = [module for module in modules_with_code if _is_wrapper(module, bridge)]
-    _check_code_is_copied(names[module] for module in wrappers)
-    module = _unwrapped_copy(bridge)
-    embedding = embedding_of(module)
-    tokens = sample_tokens(len(embedding), 16).to(embedding.device)
+    _refuse_uncopied_code(names[module] for module in wrappers)
+    copy = _unwrapped_copy(bridge)
+    embedding = embedding_of(copy)
+    tokens = sample_tokens(len(embedding), context=16).to(embedding.device)
     modules_run: set[nn.Module] = set()
     with torch.no_grad(), evaluation_mode(bridge):
-        actual = first_tensor(module(tokens))
+        actual = first_tensor(copy(tokens))
         with _noted_runs(modules_with_code, modules_run):
             expected = first_tensor(bridge(tokens))
     # A wrapper may compute by itself what the module inside it does. Code that was added to such a
     # module does not run in the bridge, but would run in the copy.
     modules_not_run = [module for module in modules_with_code if module not in modules_run]
-    _check_code_is_copied(names[module] for module in modules_not_run)
+    _refuse_uncopied_code(names[module] for module in modules_not_run)
     error = relative_error(actual, expected)
     if not error <= TOLERANCE[embedding.dtype]:  # NaN fails as well
         raise ModelError(
             f"the logits of this TransformerBridge differ by {error:.1e} from those of the model "
             "that it wraps: give the model"
         )
-    return module
+    return copy
 
 
 def _is_wrapper(module: nn.Module, bridge: TransformerBridge) -> bool:
@@ -81,11 +81,11 @@ def _is_wrapper(module: nn.Module, bridge: TransformerBridge) -> bool:
     return isinstance(module, GeneralizedComponent | HookPoint | type(bridge))
 
 
-def _check_code_is_copied(names: Iterable[str]) -> None:
+def _refuse_uncopied_code(names: Iterable[str]) -> None:
     """Raise a ModelError if there are modules whose added code a copy would not run.
 
-    Sample tokens cannot tell whether the code changes anything: it may act on late positions, some
-    tokens, or states that are stored and not the logits.
+    All such code is refused, since sample tokens cannot tell whether it changes anything: it may
+    act on late positions, some tokens, or states that are stored and not the logits.
 
     Args:
         names: The names of these modules in a bridge; "" is the bridge itself.
@@ -111,7 +111,11 @@ def _noted_runs(modules: Iterable[nn.Module], modules_run: set[nn.Module]) -> It
 
 
 def _unwrapped_copy(bridge: TransformerBridge) -> PreTrainedModel:
-    """Return a copy of the model in a bridge without wrappers, in evaluation mode."""
+    """Return a copy of the model in a bridge without wrappers, in evaluation mode.
+
+    A wrapper is a module of TransformerLens around one of the model. A bias of zeros that the
+    bridge added to the unembedding is removed as well.
+    """
     # The memo of `deepcopy`, from the `id` of an object to its copy. An entry for a wrapper makes
     # `deepcopy` put a copy of the wrapped module in its place. `modules` yields outer modules
     # before inner ones, so in reverse order inner wrappers come first.
@@ -139,7 +143,7 @@ def _remove_added_bias(module: PreTrainedModel) -> None:
 
 
 def tokenizer_of(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a bridge as it was before the bridge changed its settings.
+    """Return the tokenizer of a TransformerBridge without the settings that the bridge changed.
 
     It is read from the checkpoint that the tokenizer names. The argument itself is returned if
     that cannot be read, or has another vocabulary.

@@ -193,7 +193,7 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
         ConfigError: `model.base` is given for a model that is no adapter.
         ModelError: No base is known, it is not here, or it is an adapter itself.
     """
-    folder = Path(config.path or "", config.revision or "")
+    folder = Path(config.path or "", config.revision or "")  # a revision is a subfolder
     if not config.path or not is_adapter(folder):
         if config.base:
             folder_of(config)  # raises the error of its folder if there is one
@@ -218,7 +218,7 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
     stated_revision = settings.get("revision")
     if not config.base and not base.path and stated_revision not in (None, ""):
         base = replace(base, revision=_stated_revision(stated_revision, folder, base_name))
-    # Settings such as dtype and device.
+    # Settings such as dtype and device are those of the adapter.
     settings_of_running = {name: getattr(config, name) for name in (*HOW_IT_RUNS, "bos", "side")}
     return replace(base, **settings_of_running)
 

@@ -33,8 +33,8 @@ def read_config_json(config: ModelConfig, place: str) -> JsonObject:
         place: The folder, GGUF file or repository that is read.
 
     Raises:
-        ModelError: The file asks for code of the hub, states no number of blocks, or its
-            `architectures` is not a list of names.
+        ModelError: The file asks for code of the hub, states a `model_type` and no number of
+            blocks, or its `architectures` is not a list of names.
     """
     import huggingface_hub
 

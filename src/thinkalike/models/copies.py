@@ -39,12 +39,13 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 def has_added_code(module: nn.Module, own_package: str = "") -> bool:
     """Return whether a module, without its submodules, runs code that was added to it.
 
-    Such code is a hook or a replaced `forward`, unless transformers or accelerate put it there to
-    move states; or code of the user's own, in the class or in an attribute.
+    Such code is a hook or a replaced `forward`, or code of the user's own in the class or in an
+    attribute. What transformers or accelerate put there to move or record states does not count.
 
     Args:
         module: The module.
-        own_package: A package whose hooks belong to the module, such as that of its class.
+        own_package: A package whose hooks do not count, such as that of the module's class; "" if
+            there is none.
     """
     functions = list(_hooks_of(module))
     replaced_forward = vars(module).get("forward")  # None: the module runs that of its class
@@ -91,7 +92,7 @@ def copied(module: ModuleT, copies: dict[int, object] | None = None) -> ModuleT:
     try:
         copy = deepcopy(module, copies)
     except Exception as error:  # an object may raise any when it is copied
-        _name_what_cannot_be_copied(module)
+        _name_what_cannot_be_copied(module)  # raises an error if it is a single attribute
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise ModelError(f"the model cannot be copied ({reason})") from error
     for submodule in copy.modules():
@@ -136,6 +137,7 @@ def _name_what_cannot_be_copied(module: nn.Module) -> None:
     """Raise a ModelError that names the first attribute of a module that cannot be copied.
 
     Attributes of its submodules are tried as well. Nothing is raised if each can be copied alone.
+    Submodules, parameters and buffers are not tried as a whole.
     """
     for path, submodule in module.named_modules():
         for name, value in vars(submodule).items():
@@ -143,7 +145,7 @@ def _name_what_cannot_be_copied(module: nn.Module) -> None:
                 continue
             try:
                 deepcopy(value)
-            except Exception as error:  # an object may raise any when it is copied
+            except Exception as error:  # a class may refuse copies with any exception
                 attribute = f"{path}.{name}".lstrip(".")
                 if name in HOOKS:
                     attribute = f"a hook in {attribute}"
@@ -240,8 +242,9 @@ def bytes_spanned(tensor: Tensor) -> tuple[int, int]:
         return 0, 0
     if not start:
         return 0, 0
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (last + 1) * tensor.element_size()
+    sizes_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
+    offset_of_last_entry = sum((size - 1) * stride for size, stride in sizes_and_strides)
+    return start, start + (offset_of_last_entry + 1) * tensor.element_size()
 
 
 def _container_with_copies(

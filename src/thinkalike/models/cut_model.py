@@ -83,4 +83,9 @@ class StateSites(Protocol):
         key: Key,
         batch_shape: Sequence[int],
         states: MutableMapping[Key, Tensor],
-    ) -> contextlib.AbstractContextManager[object]: ...
+    ) -> contextlib.AbstractContextManager[object]:
+        """Return a context in which every pass writes the states at `place` to `states[key]`.
+
+        `batch_shape` is the shape of the states without their width, (b, t).
+        """
+        ...

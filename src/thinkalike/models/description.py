@@ -146,8 +146,11 @@ class Description:
     def text_of(self, value: object, name: str = "") -> str:
         """Return a value as text, and store the text under the steps that lead to the value.
 
+        By the steps, a later description of the same objects can be compared with this one.
         The first two steps are the owner (such as the path of a module) and the name of its
         attribute. Each further step is the position of a value within the one that holds it.
+
+        A value that a forward pass changes (its steps are in `changing`) has one fixed text.
 
         Args:
             value: The value that is described.
@@ -207,11 +210,13 @@ class Description:
         """Return the text of an object by its type, with the texts of the objects that it holds.
 
         Members of dictionaries and sets are sorted as text, so that their order does not count.
+        Attributes that change no output, such as those with "dropout" in their name (`UNREAD`),
+        are left out.
         """
         if isinstance(value, Tensor | np.ndarray):
             return self._array_text(value)
         if isinstance(value, nn.Module):
-            if id(value) in self.paths:
+            if id(value) in self.paths:  # it is described by itself
                 return f"module {self.paths[id(value)]}"
             return self._module_outside(value)
         if isinstance(value, dict | OrderedDict | MappingProxyType):
@@ -287,8 +292,8 @@ class Description:
     def _config_text(self, config: PreTrainedConfig) -> str:
         """Return the class and the entries of a configuration as text.
 
-        The entries of the described model's own configuration are left out, since they are
-        compared elsewhere.
+        The entries of the described model's own configuration are left out, since they are no
+        part of its traits.
         """
         class_name = type(config).__name__
         if id(config) in self.configs:
@@ -448,7 +453,7 @@ def _libraries_read(libraries: Collection[str]) -> set[str]:
         for value in list(vars(sys.modules[library]).values()):
             if isinstance(value, ModuleType) and is_installed(value.__name__):
                 names_of_modules.add(value.__name__)
-    return names_of_modules & sys.modules.keys()
+    return names_of_modules & sys.modules.keys()  # a module may have been removed from there
 
 
 def _values_of_slots(value: object) -> dict[str, object]:
@@ -506,7 +511,7 @@ def _configs_in(*configs: object) -> Iterator[object]:
 
 
 def bytes_of(values: Tensor | np.ndarray) -> bytes:
-    """Return the values of a NumPy array or a tensor as bytes.
+    """Return the values of a NumPy array or a tensor as bytes, from which to compute a hash.
 
     An array of Python objects is turned into text first. A tensor that is sparse or of a subclass
     may have no plain values, so the bytes are only the name of its class.

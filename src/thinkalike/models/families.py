@@ -277,10 +277,11 @@ def is_known_class(model_type: str, class_names: Collection[str]) -> bool:
 def _class_without_head(
     model_type: str, heads: Sequence[Head], class_names: Collection[str]
 ) -> str:
-    """Return the first class in `class_names` from which only states are read.
+    """Return the first class in `class_names` from which only states are read, not predictions.
 
     It is a body without a head, an encoder, or a class whose head is ignored here, such as one
-    that labels single tokens or answers questions. "" means that no class is of these kinds.
+    that labels single tokens or answers questions. "" means that no class is of these kinds, or
+    that the architecture reads no text.
 
     Args:
         model_type: The `model_type` in config.json, which names the architecture.
@@ -290,11 +291,12 @@ def _class_without_head(
     from transformers.models.auto import modeling_auto as auto
 
     if not heads and model_type not in auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES:
-        return ""  # the architecture reads no text
+        return ""
     mappings = (
         auto.MODEL_MAPPING_NAMES,
         auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
-        auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,  # of an encoder-decoder
+        # Only classifiers of encoder-decoders, since any other one is in `heads`.
+        auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
         auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
         auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
         auto.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES,
@@ -402,7 +404,7 @@ def outline(config: ModelConfig) -> Outline:
     config = base_of(config) or config
     folder = named_folder(config)
     config_json = known_config_json(folder) if folder else {}
-    family = FAMILIES.get(config.family)
+    family = FAMILIES.get(config.family)  # that of the setting `model.family`, if it is given
     if family is None:
         # An unknown architecture is not an error here; loading the model will raise it.
         with contextlib.suppress(ModelError):

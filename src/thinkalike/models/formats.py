@@ -83,8 +83,9 @@ def check_no_pointer(files: Sequence[Path]) -> None:
 def _weights_read(path_of_name: dict[str, Path]) -> set[str]:
     """Return the names of the files from which transformers or peft would read weights.
 
-    It is the first file, in their order, that exists; for an index also the files that it lists.
-    The set is empty if no file has one of the names that they look for.
+    It is the first file, in their order, that exists; for an index also the files that it lists,
+    unless the index is a pointer of Git LFS, which holds no list. The set is empty if no file has
+    one of the names that they look for.
 
     Args:
         path_of_name: The files of a folder by name.
@@ -176,13 +177,14 @@ def _transformers_command(option: str, library: str) -> Callable[[Path], str]:
 
 
 def _stated_class(folder: Path) -> str:
-    """Return the first class that the config.json of a folder states.
+    """Return the first class of transformers that the config.json of a folder states.
 
-    It is AutoModelForCausalLM if config.json is missing, damaged, or states no class.
+    It is AutoModelForCausalLM if config.json is missing, damaged, or states no class. The name
+    goes into a shell command, so it is used only if it is an identifier.
     """
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         stated = str(read_json(folder / "config.json")["architectures"][0])
-        if stated.isidentifier():  # nothing but a name is put into a command
+        if stated.isidentifier():
             return stated
     return "AutoModelForCausalLM"
 

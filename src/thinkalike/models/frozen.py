@@ -293,8 +293,9 @@ class FrozenModel:
     ) -> Float[Tensor, "b t d"]:
         """Return the residual stream after block `layer`; later blocks do not run.
 
-        For EMBED it is the stream before block 0, and for a `Place` the state of that hook point.
-        `mask` is 1 for tokens and 0 for padding; `types` are BERT's token type ids.
+        For EMBED it is the stream before block 0, and for a `Place` the state of that hook point,
+        (b, t, d), for b rows of t tokens. `mask` is 1 for tokens and 0 for padding; `types` are
+        BERT's token type ids.
         """
         return self.residuals(tokens, [layer], mask, types)[0]
 
@@ -304,7 +305,8 @@ class FrozenModel:
         """Run blocks `start` to `stop - 1` on a residual stream, and return the stream after them.
 
         `residual` is the stream before block `start`, and is itself returned if no block is to
-        run (start >= stop). The result is differentiable with respect to `residual`.
+        run (start >= stop). The result is differentiable with respect to `residual`. `mask` is 1
+        for tokens and 0 for padding, (b, t); without it, no token is padding.
 
         Raises:
             ModelError: The model has no such blocks.
@@ -363,7 +365,15 @@ class FrozenModel:
         """Return the logits, given the residual stream after block `layer`.
 
         Blocks up to `layer` do not run. The result is differentiable with respect to `residual`.
-        `layer` may be EMBED, for the stream before block 0.
+
+        Args:
+            residual: The stream of b rows of t tokens.
+            layer: The number of a block, or EMBED for the stream before block 0.
+            mask: 1 for tokens and 0 for padding, (b, t). None: there is no padding.
+
+        Returns:
+            The logits over the vocabulary at each token, (b, t, v), or over the classes of each
+            text, (b, v).
 
         Raises:
             ModelError: The layer is out of range, or the model predicts neither next tokens nor
@@ -391,7 +401,7 @@ class FrozenModel:
         return self._continued(residual, self.n_layers, mask)
 
     def prove_again(self) -> None:
-        """Let the next pass check again that the last states determine the model's output.
+        """Let the next pass check again that the output follows from the states of the last block.
 
         This is for a model that runs code of its user, which may have changed, and may change the
         output for certain tokens or positions only. So what was checked at load is checked for the
@@ -403,10 +413,11 @@ class FrozenModel:
     def _prove_longer_rows(
         self, tokens: Tokens, mask: Tokens | None, types: Tokens | None
     ) -> None:
-        """Check that the last states determine the output, for rows longer than all rows before.
+        """Check that the output follows from the states after the last block, for longer rows.
 
-        This is done only for a model that runs code of its user (`proved_length` is not None). An
-        error is stored in `output_error`, and nothing more is checked then.
+        Rows are checked that are longer than all rows before, and only for a model that runs code
+        of its user (`proved_length` is not None). An error is stored in `output_error`, and
+        nothing more is checked then.
         """
         if self.proved_length is None or self.output_error is not None:
             return
@@ -436,7 +447,7 @@ class FrozenModel:
         return encoded_text(self.tokenizer, text, self.bos_each_row)
 
     def embedded(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
-        """Return the state that enters block 0 for each of these token ids.
+        """Return the state (of width d) that enters block 0 for each of v token ids.
 
         Each token is the only one of its row, so that every state has the first position.
         """
@@ -719,7 +730,8 @@ class FrozenModel:
         """Return the output of a pass in which `residual` (b, t, d) is the input of block `start`.
 
         Blocks before `start` are skipped: each returns its input. If `start` is the number of
-        blocks, only what follows the blocks works on `residual`.
+        blocks, only what follows the blocks works on `residual`. `mask` is 1 for tokens and 0 for
+        padding.
         """
         # The model's pass needs token ids, whose embeddings `residual` replaces. Any id will do
         # except that of padding, by which a classifier finds the end of a text.
@@ -733,6 +745,7 @@ class FrozenModel:
         block_of_entry = self.blocks[max(start - 1, 0)]
         with (
             pass_lock(self.module),
+            # A skipped block returns a tuple as long as its own, or a tensor.
             skipped(skipped_blocks, self._tuple_lengths[:start]),
             without_hooks_on(skipped_blocks),  # their hooks have worked on `residual` before
             replaced_input(block_of_entry, residual),

@@ -117,7 +117,7 @@ def gguf_config(path: Path) -> tuple[PreTrainedConfig, str]:
         ModelError: transformers cannot read the file, or would read it wrongly.
     """
     check_extra("gguf", ("gguf", "accelerate"), f"{path} is a GGUF file")
-    reading = _read_gguf(path, content_key(path))
+    reading = _read_gguf(path, content_key(path))  # cached by the file's content
     return copy.deepcopy(reading.config), reading.types
 
 
@@ -176,7 +176,7 @@ def _read_gguf(path: Path, _content: str) -> _Reading:
         return _checked_reading(path)
     except ThinkalikeError:
         raise
-    except Exception as error:  # transformers raises any, for types that llama.cpp never writes
+    except Exception as error:  # which one depends on the fault, such as an unknown type of tensor
         raise ModelError(
             f"{path}: transformers cannot read this GGUF file ({one_line(error)}); {TAKE_ORIGINAL}"
         ) from error
@@ -404,9 +404,9 @@ def _guessed_settings(
 ) -> list[str]:
     """Return the names of needed fields that a GGUF file lacks, so that transformers would guess.
 
-    They are settings such as the number of heads, which do not follow from the shapes of tensors.
-    The base of rotary positions is one of them if the default of transformers for this
-    architecture differs from that of llama.cpp (10,000).
+    The needed fields are those in `NEEDED`, such as the number of heads, which do not follow from
+    the shapes of tensors. The base of rotary positions is one of them if the default of
+    transformers for this architecture differs from that of llama.cpp (10,000).
 
     Args:
         header: The header of the file.

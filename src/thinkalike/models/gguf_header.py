@@ -138,12 +138,13 @@ def _header(path: Path) -> Header:
 
 
 def _alignment(fields: dict[str, Value]) -> int:
-    """Return the number of bytes of which every tensor begins at a multiple.
+    """Return the alignment of a GGUF file: each tensor begins at a multiple of this many bytes.
 
     Raises:
         ValueError: It is stated, and is no power of two.
     """
     alignment = fields.get("general.alignment", USUAL_ALIGNMENT)
+    # A power of two has a single bit, so it has none in common with the number below it.
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"its general.alignment={short(alignment)} is no power of two")
     return alignment
@@ -248,7 +249,7 @@ class _Cursor:
         Raises:
             ValueError: The file ends within it, or it is no UTF-8, which transformers needs.
         """
-        length_in_bytes = self.count(1)
+        length_in_bytes = self.count(smallest=1)
         content = self.take(length_in_bytes)
         try:
             return content.decode()
@@ -300,7 +301,7 @@ class _Cursor:
         Python's `struct`, such as "I".
         """
         size = struct.calcsize(f"<{form}")
-        count = self.count(size)
+        count = self.count(smallest=size)
         if count == 1:
             return [self.number(form)]
         self.skip(size * count)

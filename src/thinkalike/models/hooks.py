@@ -127,7 +127,8 @@ def one_text_per_row() -> Iterator[None]:
     """Make transformers treat each row as one text while the context is open.
 
     Otherwise it searches the positions of each row for several packed texts, and has to wait for
-    the GPU. The function that searches is replaced by one that finds nothing.
+    the GPU. The function that searches is replaced by one that finds nothing. The lock `_changing`
+    is held while it is replaced.
     """
     from transformers import masking_utils  # imports torch's compiler, which takes a second
 
@@ -138,11 +139,12 @@ def one_text_per_row() -> Iterator[None]:
         yield
     finally:
         with _changing:
-            # Contexts of several threads may close in any order. Only the last one puts back the
-            # original, which is the first of the list; the others had found a replacement.
-            original = _replaced_functions.pop()
+            # Contexts of several threads may close in any order. Only the last one to close puts
+            # back the original, which is the first of the list. All later entries are replacements
+            # that an earlier context had put in place.
+            earlier_function = _replaced_functions.pop()
             if not _replaced_functions:
-                masking_utils.find_packed_sequence_indices = original
+                masking_utils.find_packed_sequence_indices = earlier_function
 
 
 def recomputed_in_backward(forward: Callable[..., object]) -> Callable[..., object]:

@@ -48,10 +48,11 @@ def sample_digest(model: FrozenModel) -> str:
 
 
 def note_libraries(model: FrozenModel) -> None:
-    """Note the code of users that libraries hold, for `check_libraries`.
+    """Store in a model the code of users that libraries hold now, and a hash of its outputs.
 
-    A frozen model looks up functions, such as one of attention, in tables of libraries, and a user
-    may put another one there under the same name.
+    A model looks up functions, such as one of attention, in tables of libraries, and a user may
+    put another one there under the same name. `check_libraries` later compares with what is stored
+    here.
     """
     model.library_code = added_to_libraries()
     model.digest_at_load = sample_digest(model)
@@ -147,6 +148,7 @@ def identity_of(model: FrozenModel) -> Identity:
     A trait is, for example, an attribute of a module, as text. What a forward pass changes, such
     as a number in which a hook counts its calls, is not part of the identity. So the traits are
     described before and after a pass, and then, if any objects differ, once more without these.
+    The identity is incomplete if the model runs code that may read what no trait describes.
     """
     before_pass = Description(model.module)
     traits_before_pass = described_traits(model.module, before_pass)

@@ -40,7 +40,7 @@ def distinct_labels(configs: Sequence[ModelConfig]) -> list[str]:
 
 
 def names_of(sides: Sequence[str | RecordedArrays | ModelConfig]) -> list[str]:
-    """Return the names that tables give to models and recordings, in the same order.
+    """Return the names that tables give to compared models and recordings, in the same order.
 
     A recording is a file or an array of states, and is named after its file. If two names are then
     equal, each file is named by the end of its path, as long as is needed to tell all files apart.
@@ -48,7 +48,7 @@ def names_of(sides: Sequence[str | RecordedArrays | ModelConfig]) -> list[str]:
     as "arrays (2)".
 
     Args:
-        sides: Models, the paths of recordings, or recordings in memory.
+        sides: What is compared: models, the paths of recordings, or recordings in memory.
     """
     models = [side for side in sides if isinstance(side, ModelConfig)]
     labels_of_models = iter(distinct_labels(models))
@@ -60,7 +60,7 @@ def names_of(sides: Sequence[str | RecordedArrays | ModelConfig]) -> list[str]:
             names.append(recording_name(side))
     if len(set(names)) == len(names):
         return names
-    paths = [_path_of_recording(side) for side in sides]
+    paths = [_path_of_recording(side) for side in sides]  # None: a model, or arrays in memory
     end_of_path = _shortest_distinct_paths({path for path in paths if path is not None})
     for index, path in enumerate(paths):
         if path is not None:

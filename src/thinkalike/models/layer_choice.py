@@ -32,6 +32,7 @@ def check_stitchable(
         ConfigError: A layer does not exist.
     """
     for config in (source, target):
+        # None: what the model predicts is not known without loading it.
         if outline(config).predicts not in (None, "next"):
             raise ModelError(
                 f"{config.called} predicts no next token, and {asked} stitches models that do; "
@@ -85,7 +86,7 @@ def pairs_of_layers(
 
 
 def layers_at_depths(count: int, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
-    """Return `count` pairs (source layer, target layer) of equal relative depth.
+    """Return `count` pairs (source layer, target layer) of equal relative depth, up to rounding.
 
     They are evenly spaced from the first layers to the last ones. There are no more pairs than
     the shallower model has layers. A single pair is that of the first layers, (0, 0).
@@ -97,7 +98,7 @@ def layers_at_depths(count: int, source_layers: int, target_layers: int) -> list
     count = min(count, source_layers, target_layers)
     pairs = []
     for index in range(count):
-        relative_depth = index / max(count - 1, 1)  # from 0 to 1
+        relative_depth = index / max(count - 1, 1)  # from 0 to 1; 0 for a single pair
         source = round(relative_depth * (source_layers - 1))
         target = round(relative_depth * (target_layers - 1))
         pairs.append((source, target))

@@ -170,7 +170,7 @@ def _has_code_of_user(live: _Live) -> bool:
     """
     from thinkalike.models.adapters import PEFT
 
-    own_package = PEFT if live.is_adapted else ""
+    own_package = PEFT if live.is_adapted else ""  # whose hooks are part of an adapted model
     if any(has_added_code(module, own_package) for module in live.module.modules()):
         return True
     # Code may also be where no attribute of a module holds it, as in a function of a library.
@@ -240,6 +240,7 @@ def _check_applicable(settings: Mapping[str, object]) -> None:
     """
     applicable_names = set()
     for setting in fields(model_settings()):
+        # Each setting declares whether it applies to models in memory.
         if declared_of(setting).in_memory:
             applicable_names.add(setting.name)
     for name in settings.keys() - applicable_names:
@@ -252,7 +253,8 @@ def _check_applicable(settings: Mapping[str, object]) -> None:
 def _config_of(live: _Live, settings: Mapping[str, object]) -> ModelConfig:
     """Return the configuration of a model in memory with these settings.
 
-    By default the model keeps its dtype and device. Its name is the one that was given, or else
+    By default the model keeps its dtype and device, rows begin with BOS only if the tokenizer adds
+    it by itself, and no data set is tied to the model. Its name is the one that was given, or else
     that of the folder or repository that it was read from, or else that of its class.
     """
     embedding = embedding_of(live.module)
@@ -303,6 +305,7 @@ def _frozen_copy(
     """Return a FrozenModel that runs a copy of a model in memory.
 
     For a family whose head is not used, it runs only the part of the model that computes states.
+    That the tokenizer fits is not checked if the user asked for this by `config.implausible`.
 
     Args:
         live: The model in memory, whose tokenizer is copied here.
@@ -331,10 +334,11 @@ def _frozen_copy(
 
 
 def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
-    """Return the output of a model in memory for sample tokens, (b, t, v), in evaluation mode.
+    """Return the first output of a model in memory for sample tokens, in evaluation mode.
 
-    Afterwards each of its modules is in the mode, training or evaluation, in which it was before.
-    `name` is the model's name in errors.
+    In a language model it is the logits, (b, t, v), for b rows of t tokens. Afterwards each module
+    is in the mode, training or evaluation, in which it was before. `name` is the model's name in
+    errors.
     """
     embedding = embedding_of(module)
     # The same tokens as in `_check_copy`.
@@ -522,7 +526,8 @@ def _can_be_written(numbers: torch.Tensor) -> bool:
     """Return whether the memory of a tensor can be written.
 
     The operating system is asked to write the first and the last byte as they are: to write them
-    here would end the process if they are read-only.
+    here would end the process if they are read-only. It is taken to be writable on other devices
+    than the CPU, and on systems that cannot be asked.
     """
     if numbers.device.type != "cpu" or not hasattr(os, "readv"):
         return True

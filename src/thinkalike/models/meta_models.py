@@ -40,7 +40,7 @@ def meta_model(config_json: Mapping[str, object]) -> MetaModel:
     Raises:
         Exception: Whatever the libraries raise for settings that they do not know.
     """
-    if "architecture" in config_json:
+    if "architecture" in config_json:  # of a small model that is bundled with this package
         return _meta_native(cast(Mapping[str, object], config_json["architecture"]))
     import transformers
 

@@ -57,7 +57,7 @@ def build_mini(
 
         torch.manual_seed(seed)  # classes of transformers draw from the global generator
         auto_class = AutoModelForCausalLM
-        if known_family.predicts == "hidden":
+        if known_family.predicts == "hidden":  # masked tokens
             auto_class = AutoModelForMaskedLM
         model_type = known_family.in_config_json
         config = AutoConfig.for_model(model_type, vocab_size=vocabulary, **architecture)
@@ -173,11 +173,11 @@ def train_tokenizer(
     bpe.decoder = decoders.ByteLevel()
     special_tokens = {"bos_token": END, "eos_token": END, "pad_token": END}
     if cls_sep:
-        special_tokens = dict(SENTENCE)
+        special_tokens = dict(SENTENCE)  # [PAD], [CLS], [SEP] and [MASK]
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         show_progress=False,
-        special_tokens=list(dict.fromkeys(special_tokens.values())),
+        special_tokens=list(dict.fromkeys(special_tokens.values())),  # each one once
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     bpe.train_from_iterator(texts, trainer)

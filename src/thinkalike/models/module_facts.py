@@ -321,7 +321,7 @@ def tensors_of(module: nn.Module, in_order: bool = False) -> Iterator[tuple[str,
     """
     state = module.state_dict()
     names = sorted(state) if in_order else list(state)
-    if getattr(module, "hf_device_map", None) is None:
+    if getattr(module, "hf_device_map", None) is None:  # accelerate has not spread the model
         for name in names:
             yield name, state[name]
         return

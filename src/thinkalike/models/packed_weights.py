@@ -27,7 +27,7 @@ BITS_PACKED = (2, 4, 8)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column, of eight, that each four bits of a word of AWQ hold, the lowest bits first."""
 
-NF4_STATE = "quant_state.bitsandbytes__"
+QUANT_STATE = "quant_state.bitsandbytes__"
 """What the name of the settings of a matrix of bitsandbytes holds, before nf4 or fp4."""
 
 LARGEST_INT8 = 127
@@ -184,9 +184,10 @@ class DecodedWeights:
         return matrix.T
 
     def _unpacked(self, words: Int[Tensor, "n w"]) -> Int[Tensor, "n m"]:
-        """Unpack 32-bit words into the small numbers that they hold, the lowest bits first.
+        """Unpack 32-bit words into the numbers of few bits that they hold, the lowest bits first.
 
-        A word has 32 / bits numbers, so m = w * 32 / bits.
+        A word has 32 / bits numbers, so n rows of w words become n rows of m = w * 32 / bits
+        numbers.
         """
         shifts = torch.arange(0, BITS_OF_WORD, self._bits, dtype=torch.int32)
         lowest_bits = 2**self._bits - 1  # a mask
@@ -194,12 +195,12 @@ class DecodedWeights:
         return numbers.flatten(1)
 
     def _name_of_settings(self, name: str) -> str:
-        """Return the name of the tensor with the settings of a weight that has 4 bits, or "".
+        """Return the name of the tensor that tells how a weight was quantised to 4 bits, or "".
 
-        bitsandbytes stores such a tensor beside each weight of 4 bits.
+        bitsandbytes stores such a tensor, with settings as JSON, beside each weight of 4 bits.
         """
         for code_name in ("nf4", "fp4"):
-            name_of_settings = f"{name}.{NF4_STATE}{code_name}"
+            name_of_settings = f"{name}.{QUANT_STATE}{code_name}"
             if name_of_settings in self._stored.shapes():
                 return name_of_settings
         return ""

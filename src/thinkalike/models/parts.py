@@ -72,6 +72,8 @@ def parts_of(model: FrozenModel) -> list[Part]:
     weights is in exactly one part. An unembedding that shares a weight with the embedding belongs
     to the part of the embedding.
     """
+    # By (layer, component). The embedding counts as layer -1, and the unembedding as the layer
+    # after the last one.
     paths_by_part = _paths_by_part(model)
     embedding = (-1, "embedding")
     unembedding = (model.n_layers, "unembedding")
@@ -459,6 +461,8 @@ def _casting_hooks(
     def cast_output(_: nn.Module, arguments: tuple[object, ...], output: object) -> object:
         return _cast_to_model(outside, output)
 
+    # Other hooks of the module see the tensors that it computes with: the first hook casts its
+    # arguments, and the last one its output.
     entering = module.register_forward_pre_hook(cast_arguments, with_kwargs=True, prepend=True)
     leaving = module.register_forward_hook(cast_output)
     return [entering, leaving]

@@ -106,7 +106,8 @@ def _time_of_blocks(shape: TimedShape, row_length: int, device: torch.device) ->
     Raises:
         Exception: Whatever the libraries raise if the blocks cannot be made or run.
     """
-    model = meta_model(json.loads(shape.sizes))
+    config_json = json.loads(shape.sizes)
+    model = meta_model(config_json)
     _fill_weights(model.module, device)
     return _BlockTimer(model, shape, row_length, device).seconds_per_operation()
 
@@ -143,13 +144,13 @@ class _BlockTimer:
     def seconds_per_operation(self) -> float:
         """Return the mean seconds of one floating-point operation in the model's blocks.
 
-        Passes are repeated until blocks have taken `TIMED_SECONDS` of processor time. A pass ends
-        with the exception `_TimedEnough`.
+        Passes are repeated until blocks have taken `TIMED_SECONDS` of processor time. Hooks before
+        and after each block sum up its seconds and operations. The hook after the last block, or
+        any hook once the time is up, ends the pass with the exception `_TimedEnough`.
         """
         with one_text_per_row(), contextlib.ExitStack() as hooks:
             # The first pass also loads libraries, so it is short and not timed.
-            with contextlib.suppress(_TimedEnough):
-                self.module(self.tokens[:1, :TOKENS_OF_SHORT_ROW])
+            self.module(self.tokens[:1, :TOKENS_OF_SHORT_ROW])
             for number, block in enumerate(self.blocks):
                 hooks.enter_context(block.register_forward_pre_hook(self._start))
                 hooks.enter_context(block.register_forward_hook(partial(self._stop, number)))
@@ -195,7 +196,7 @@ class _BlockTimer:
 def _fill_weights(module: nn.Module, device: torch.device) -> None:
     """Give a module on the meta device constant weights, and zeros for buffers, in place.
 
-    Weights with the same shape and dtype share their memory.
+    Its passes can then be timed. Weights with the same shape and dtype share their memory.
 
     Raises:
         ValueError: They would still take more than `MOST_TIMED` bytes.

@@ -65,10 +65,10 @@ class _Searched(NamedTuple):
 
 
 def patched_names() -> list[str]:
-    """Return the names of functions, classes and methods of model libraries that were replaced.
+    """Return the sorted names in model libraries that stand for code of no installed package.
 
-    An example is "torch.nn.modules.normalization.LayerNorm.forward". The names are those of
-    `added_to_libraries`.
+    They are names of functions, classes and methods that were replaced, such as
+    "torch.nn.modules.normalization.LayerNorm.forward", and of entries in tables of functions.
     """
     return sorted({f"{owner}.{name}" for owner, name in added_to_libraries()})
 
@@ -111,14 +111,23 @@ def _added_to(
 ) -> dict[tuple[str, str], object]:
     """Return the code in one class or module of a library that belongs to no installed package.
 
-    `added_to_libraries` says which code that is, and what the keys are. The class or module is
-    searched again only if an entry, or an entry of one of its tables of functions, is not the same
-    object as in the call before. `read` has what tables hold by their `id`, and is filled.
+    It has replaced a function, class or method, or it is in a table of functions. The class or
+    module is searched again only if an entry, or an entry of one of its tables, is not the same
+    object as in the call before.
+
+    Args:
+        owner: The class or module.
+        owner_name: Its name.
+        read: What tables hold, by the `id` of the table. Those that are read here are added.
+
+    Returns:
+        The code by (`owner_name`, name of the entry); "table[key]" is an entry in a table.
     """
     entries = list(vars(owner).values())
     searched = _searched.get(owner_name)
+    # If an entry has changed, the tables are looked up anew, and all is searched below.
     if searched is None or not _are_same(searched.entries, entries):
-        searched = _Searched(entries, _tables_in(owner), None, {})
+        searched = _Searched(entries, _tables_in(owner), contents=None, added={})
 
     contents_of_tables = {}
     for name, table in searched.tables.items():
@@ -157,13 +166,15 @@ def _are_same(first: list[object], second: list[object]) -> bool:
 def _tables_in(owner: type | ModuleType) -> dict[str, object]:
     """Return the entries of a class or module of a library that may hold functions, by name.
 
-    These are dictionaries and lists, and objects of a library's class with attributes.
+    These are dictionaries and lists, and objects of a class of libraries that run models, if they
+    have attributes. Classes, modules and entries such as "__all__" are left out.
     """
     tables = {}
     for name, value in list(vars(owner).items()):
         kind = type(value)
-        is_of_library = _is_of_passes(kind.__module__) and kind.__dictoffset__ != 0
-        is_table = issubclass(kind, dict | list) or is_of_library
+        has_attributes = kind.__dictoffset__ != 0  # an object of this class has a `__dict__`
+        is_object_of_library = _is_of_passes(kind.__module__) and has_attributes
+        is_table = issubclass(kind, dict | list) or is_object_of_library
         if is_table and not issubclass(kind, type | ModuleType) and not name.startswith("__"):
             tables[name] = value
     return tables
@@ -172,10 +183,12 @@ def _tables_in(owner: type | ModuleType) -> dict[str, object]:
 def _contents(table: object) -> dict[object, object]:
     """Return what a dictionary, a list or an object holds, by its key, number or attribute.
 
-    Of an object that holds dictionaries, it is also what these hold. A dictionary is read as such,
-    as a library's class may make what it holds only when it is asked for it.
+    In the place of a dictionary that is an attribute, each of its entries is returned, by
+    (attribute, key).
     """
     contents: dict[object, object] = {}
+    # The methods of `dict` and `list` themselves are called: those of a subclass in a library may
+    # import or make an entry when it is asked for.
     if isinstance(table, dict):
         contents |= dict.items(table)
     elif isinstance(table, list):

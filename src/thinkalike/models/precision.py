@@ -54,6 +54,7 @@ def pattern_of_float32_names(module: nn.Module, dtype: torch.dtype) -> re.Patter
     matches_nothing = r"(?!)"
     if not hasattr(module, "_get_dtype_plan"):
         return re.compile(matches_nothing)
+    # The keys of the plan are names of weights, in which "*" stands for anything.
     plan = cast("PreTrainedModel", module)._get_dtype_plan(dtype)
     patterns = [name.replace("*", ".*") for name in sorted(plan)]
     return re.compile("|".join(patterns) or matches_nothing)

@@ -65,8 +65,8 @@ def prove(model: CutModel) -> None:
        quantised modules in place), and all of them are finite.
     2. At several layers l, tail(l, head(l, x)) is the output of the full pass for the tokens x.
        head returns the states after block l, and tail makes the output of these states alone.
-    3. If the model has a head and attention windows, the same holds in the middle layer for a row
-       that is longer than its windows.
+    3. If the model predicts tokens or a class, and has attention windows, the same holds in the
+       middle layer for a row that is longer than its windows (of at most LONGEST_PROOF tokens).
     4. If the model predicts the next token, no token changes the logits of earlier ones.
 
     Raises:
@@ -80,9 +80,10 @@ def prove(model: CutModel) -> None:
         window = _longest_window(model)
         if window and model.predicts != "states":
             long_row = sample_tokens(
-                model.vocabulary, window + BEYOND_WINDOW, rows=1, at_most=LONGEST_PROOF
+                model.vocabulary, context=window + BEYOND_WINDOW, rows=1, at_most=LONGEST_PROOF
             )
-            _check_composition(model, long_row, [(model.n_layers - 1) // 2])
+            middle_layer = (model.n_layers - 1) // 2
+            _check_composition(model, long_row, [middle_layer])
         if model.predicts == "next":
             _check_causal(model, tokens)
 
@@ -215,7 +216,7 @@ def _changed_tensors_in_words(
 def _is_equal(first: Tensor, second: Tensor) -> bool:
     """Return whether two outputs are equal in shape and in every entry.
 
-    NaN equals NaN (and 0) here; outputs that are not finite are reported elsewhere.
+    NaN counts as 0, so that NaN equals NaN; outputs that are not finite are reported elsewhere.
     """
     if first.shape != second.shape:
         return False
@@ -237,8 +238,9 @@ def _snapshots_of_tensors(module: nn.Module) -> dict[str, _TensorSnapshot]:
         if address and tensor.numel():
             stride = -(-tensor.numel() // SAMPLED_ENTRIES)  # rounded up
             checksum = float(tensor.detach().reshape(-1)[::stride].double().sum())
+        checksum_text = repr(checksum)  # as text, NaN equals NaN
         snapshots[name] = _TensorSnapshot(
-            address, tensor.shape, tensor.dtype, change_count, repr(checksum)
+            address, tensor.shape, tensor.dtype, change_count, checksum_text
         )
     return snapshots
 

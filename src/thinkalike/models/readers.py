@@ -307,8 +307,11 @@ def _read_by_transformers(
         options: Further arguments of `from_pretrained`.
 
     Raises:
-        ModelError: Stored dtypes, or the size that the configuration claims, are not plausible.
+        ModelError: Stored dtypes, or the size that the configuration claims, are not plausible, or
+            a GGUF file has a tensor that the model lacks.
     """
+    # The contexts check stored dtypes and the number of missing weights before these are made, and
+    # that a GGUF file has no tensor beside those of the model and of heads.
     with _checked_while_read(place), all_tensors_read(place, HEADS):
         return model_class.from_pretrained(
             **path_arguments(place),

@@ -42,7 +42,7 @@ def can_be_rounded(model: FrozenModel) -> bool:
 
     Weights that are quantised (model.quantization) are whole numbers with scales.
     """
-    if getattr(model.module, "hf_device_map", None):
+    if getattr(model.module, "hf_device_map", None):  # which device each part is on
         return False
     return all(weight.is_floating_point() for weight in model.module.parameters())
 
@@ -54,8 +54,8 @@ def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
     Rows and columns of each matrix are first scaled to one root mean square ("balanced"), and
     scaled back afterwards. In between, each row is rounded to 2^bits - 1 evenly spaced values from
     -max |w| to max |w|, for the entries w of the row. `bits` need not be whole. A matrix that
-    reads or writes the residual stream is rounded along the axes that `stream_basis` returns, if
-    the model has such a basis.
+    reads or writes the residual stream is rounded in an orthonormal basis of the stream, if
+    `stream_basis` finds one that leaves the model's function unchanged.
 
     Raises:
         ModelError: The weights are quantised, or on several devices.
@@ -82,6 +82,7 @@ def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
             round_in_place(matrix_in_basis, steps)
             matrix = basis.restored(name, matrix_in_basis)
         weight.copy_(matrix.view_as(weight))
+    # It runs as the original does, so it need not be checked again that it can be cut at blocks.
     return variant(model, module, f"{model.name} ({bits} bits)", is_proved=True)
 
 
@@ -92,7 +93,7 @@ def round_in_place(matrix: Float[Tensor, "n m"], steps: int | float) -> None:
     columns have a root mean square of 1. Afterwards it is multiplied by these sizes again.
 
     Args:
-        matrix: The matrix, which is changed.
+        matrix: The matrix of n rows and m columns, which is changed.
         steps: The number of steps from 0 to the largest absolute entry of a row. It need not be
             whole.
     """
@@ -100,7 +101,7 @@ def round_in_place(matrix: Float[Tensor, "n m"], steps: int | float) -> None:
     slices = zip(matrix.split(ROWS_AT_ONCE), row_sizes.split(ROWS_AT_ONCE), strict=True)
     for rows, sizes_of_rows in slices:
         sizes = sizes_of_rows[:, None] * column_sizes  # (rows, columns)
-        balanced = rows / sizes
+        balanced = rows / sizes  # all rows and columns have a root mean square of 1
         largest_of_row = balanced.abs().amax(1, keepdim=True).clamp(min=SMALLEST_NONZERO)
         step = largest_of_row / steps
         rows.copy_((balanced / step).round() * step * sizes)

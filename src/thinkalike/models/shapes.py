@@ -89,7 +89,15 @@ class Shape:
             with_logits: Whether passes go through the unembedding, too, and make logits.
             is_shared: Whether jobs that run together and read the same text share the passes.
         """
-        return Passes(phase, self, tokens, row_length, times, with_logits, is_shared)
+        return Passes(
+            phase,
+            self,
+            tokens,
+            row_length,
+            times=times,
+            with_logits=with_logits,
+            is_shared=is_shared,
+        )
 
 
 # Shapes by the part of the configuration: model, target, or the name of a member.
@@ -287,7 +295,8 @@ def _published_sizes(name: str) -> dict[str, object]:
     """Return the config.json of a published model from a bundled table; {} if it is not there.
 
     The table has one entry for models with the same config.json, so parts of the repository's name
-    that do not matter are removed first: -Base, -Instruct, and the number of a seed.
+    that do not matter are removed first: -Base, -Instruct, and the number of a seed. Seeds of
+    Pythia have the entry of the deduplicated model.
     """
     listed_name = re.sub(r"-(?:Base|Instruct)(?=$|-v)|(?<=feather_berts)_\d+$", "", name)
     listed_name = re.sub(r"(?<=/pythia-)(\d+m)-seed\d$", r"\1-deduped", listed_name)

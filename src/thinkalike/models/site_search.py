@@ -103,7 +103,9 @@ def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
 
     The model runs over sample tokens. The states that its modules read and write show which of the
     modules add to the residual stream. A hook point that cannot be found in this way is left out.
-    The layer of "embed" is -1, and that of "ln_final" is the number of blocks.
+    If a block can be read in several ways, the one that fits most blocks is taken. "resid_mid" is
+    the stream between attention and the MLP. The layer of "embed" is -1, and that of "ln_final" is
+    the number of blocks.
 
     Args:
         model: The model.
@@ -126,14 +128,15 @@ def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
 
     attention_paths = ["" if form is None else form.attention for form in forms]
     points |= _output_points(blocks, attention_paths, "attn_out")
-    projections = _last_projections(blocks, attention_paths)
+    projections = _output_projections(blocks, attention_paths)
     for layer, run in projections.items():
         if run.input is not None and run.input.shape[-1] % n_heads == 0:
             points["z", layer] = HookPoint(run.module, "input")
 
     mlp_paths = ["" if form is None else form.mlp for form in forms]
     points |= _output_points(blocks, mlp_paths, "mlp_out")
-    for layer, run in _last_projections(blocks, mlp_paths).items():
+    # `mlp_post` is what the last linear map of the MLP reads, as `z` is for attention.
+    for layer, run in _output_projections(blocks, mlp_paths).items():
         points["mlp_post", layer] = HookPoint(run.module, "input")
 
     return points | _points_outside(model, runs_outside, blocks)
@@ -154,7 +157,7 @@ def _output_points(blocks: Sequence[Block], paths: Sequence[str], site: str) -> 
     return points
 
 
-def _last_projections(blocks: Sequence[Block], paths: Sequence[str]) -> dict[int, ModuleRun]:
+def _output_projections(blocks: Sequence[Block], paths: Sequence[str]) -> dict[int, ModuleRun]:
     """Return, by layer, the linear map that makes the output of one module in each block.
 
     If several maps of a block have the same output, the one whose path occurs in most blocks is
@@ -338,7 +341,8 @@ def _forms_in_turn(sums: _Sums) -> Iterator[Form]:
         for attention, mlp in _named_pairs(sums.block, attentions, mlps):
             yield Form(middle=(reader.path, "input"), attention=attention, mlp=mlp)
 
-        # Something other than a single module changes the stream before the MLP adds to it.
+        # Something other than a single module has added to the stream before the MLP does. (If
+        # nothing has, resid_mid = resid_pre, and the block is not of this kind.)
         is_stream_changed = not sums.is_sum_of(resid_mid, sums.resid_pre)
         if is_stream_changed and not attentions:
             for run in mlps:
@@ -358,6 +362,8 @@ def _forms_with_norms_behind(sums: _Sums) -> Iterator[Form]:
         if not are_in_order or not sums.is_sum_of(sums.resid_post, last.output):
             continue
         resid_mid = first.output
+        # An MLP completes resid_mid + MLP = input of the last norm, and attention completes
+        # resid_pre + attention = input of the first norm.
         mlps = sums.modules_completing(
             last.input, resid_mid, after=first.exited, before=last.entered
         )
@@ -379,6 +385,7 @@ def _forms_side_by_side(sums: _Sums) -> Iterator[Form]:
             continue
         if sums.is_sum_of(sums.resid_post, sums.resid_pre, run.output):
             yield Form(middle=None, attention=run.path, mlp="")
+        # The modules with resid_pre + output of `run` + their own output = resid_post.
         mlps = sums.modules_completing(sums.resid_post, sums.resid_pre, run.output)
         for attention, mlp in _named_pairs(sums.block, [run], mlps):
             yield Form(middle=None, attention=attention, mlp=mlp)
@@ -450,14 +457,15 @@ def _is_same(first: Tensor | None, second: Tensor | None) -> bool:
 def _projections(block: Block, path: str) -> Iterator[str]:
     """Yield the paths of the linear maps in a block that make the output of the module at `path`.
 
-    The output of such a map equals the output of the module to the bit. If the module is a norm,
-    the output of the map equals the input of the norm instead.
+    The output of such a map equals the output of the module to the bit. If the module is a norm
+    after attention or the MLP, the output of the map equals the input of the norm instead.
     """
     module_run = block[path]
     state = module_run.input if module_run.is_norm else module_run.output
     for run in block.values():
         weight = getattr(run.module, "weight", None)
         has_matrix = weight is not None and weight.dim() == 2
+        # An embedding has a matrix too, but reads token ids, so its `run.input` is None.
         is_linear_map = has_matrix and run.input is not None
         if is_linear_map and _is_same(run.output, state):
             yield run.path
@@ -491,7 +499,7 @@ def _points_outside(
                 points.setdefault(("embed", -1), HookPoint(run.module, "output"))
 
         reads_last_block = run.is_norm and _is_same(run.input, last_resid_post)
-        if reads_last_block and _is_read(run, runs_outside):
+        if reads_last_block and _is_output_read_later(run, runs_outside):
             points.setdefault(("ln_final", model.n_layers), HookPoint(run.module, "output"))
     return points
 
@@ -503,7 +511,7 @@ def _embedding_rows(model: FrozenModel) -> Tensor:
     return weight[tokens.flatten().to(weight.device)].double().cpu()
 
 
-def _is_read(run: ModuleRun, runs: Iterable[ModuleRun]) -> bool:
+def _is_output_read_later(run: ModuleRun, runs: Iterable[ModuleRun]) -> bool:
     """Return whether a module of `runs` that ran later has the output of `run` as its input.
 
     The two must be equal to the bit.

@@ -192,7 +192,8 @@ class Sites:
         It is the handle of a hook: leaving the context removes the hook.
 
         Args:
-            place: A hook point that is the output of attention or of an MLP, or a head of `z`.
+            place: A hook point that is the output of attention or of an MLP, or a head of `z`,
+                the input of attention's last linear map.
             state: The new output, in any shape with as many entries. At a head it is what the head
                 adds to the output of its attention, as `output_of_head` returns it.
 
@@ -207,7 +208,7 @@ class Sites:
             """Return the module's output with `state` in its place, as a hook after it."""
             original = first_tensor(output)
             changed = state.reshape(original.shape).to(original)
-            if place.site == "z":
+            if place.site == "z":  # the module is the linear map that reads z
                 output_of_head = self.output_of_head(place, state_in(args, {}))
                 changed = original - output_of_head + changed
             return with_first_tensor(output, changed)

@@ -180,7 +180,7 @@ def _has_same_values(
     try:
         for file_name in set(index.values()):
             other_tensors |= tensors_in_file(folder / file_name)
-    except Exception:  # torch raises any, for a file that is no file of weights
+    except Exception:  # for a file that is no file of weights, torch raises various errors
         return True
     for name in tensors.keys() & other_tensors.keys():
         first = tensors[name]

@@ -225,13 +225,13 @@ def _norms_that_are_read(
         for module in model.module.modules():
             if isinstance(module, nn.Linear):
                 hooks.enter_context(module.register_forward_pre_hook(note_linear_map))
-            elif _has_vectors_alone(module):  # it may be a norm
+            elif _has_only_vectors(module):  # it may be a norm
                 hooks.enter_context(module.register_forward_hook(note_norm))
         model.full(tokens)
     return norm_of_map
 
 
-def _has_vectors_alone(module: nn.Module) -> bool:
+def _has_only_vectors(module: nn.Module) -> bool:
     """Return whether a module may be a norm: all of its weights are vectors.
 
     It must have at least one weight, and no submodules.

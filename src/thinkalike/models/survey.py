@@ -54,12 +54,15 @@ class Survey(NamedTuple):
 def survey(model: CutModel) -> Survey:
     """Run a model on sample tokens, and return the width of its states and how blocks return them.
 
-    The configuration of the model is changed in place: ADDED_OUTPUTS are switched off, since
-    nothing here reads them.
+    A block returns a tensor of states, (rows, tokens, width), or a tuple or list that begins with
+    it, whose length is returned.
+
+    The configuration of the model is changed in place: ADDED_OUTPUTS, such as "use_cache", are
+    switched off, since nothing here reads them.
 
     Raises:
-        ModelError: Blocks do not run one after the other and once each, or do not return states
-            of one shape, alone or as the first member of a tuple or list.
+        ModelError: Blocks do not run one after the other and once each, or do not return such
+            states, all of one shape.
     """
     for config, name in _added_outputs(model.module):
         setattr(config, name, False)
@@ -88,7 +91,11 @@ def survey(model: CutModel) -> Survey:
 
 
 def _added_outputs(module: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
-    """Return the entries of ADDED_OUTPUTS that are on: configurations of a model, and names."""
+    """Return (configuration, name) for each entry of ADDED_OUTPUTS that is on.
+
+    Such an entry, for example "use_cache", asks a pass for more than its logits. Both the model's
+    own configuration and that of its text model are searched.
+    """
     entries = []
     for config in (getattr(module, "config", None), config_of_text_model(module)):
         for name in ADDED_OUTPUTS:
@@ -194,13 +201,14 @@ def without_hooks(module: nn.Module) -> nn.Module:
         module._modules[name] = child
         if child is not None:
             without_hooks(child)
-    if getattr(module, "_supports_sdpa", False):
+    if getattr(module, "_supports_sdpa", False):  # a model of transformers
         module.set_attn_implementation("sdpa")  # type: ignore[operator]
         return module
-    is_plain = isinstance(module, NativeAttention) and module.causal and module.rotary is None
-    if not is_plain:
+    # The fused class replaces only native attention that is causal and has no rotary positions. It
+    # has neither grouped keys and values nor a soft cap of the scores.
+    is_native_attention = isinstance(module, NativeAttention)
+    if not is_native_attention or not module.causal or module.rotary is not None:
         return module
-    # The fused class has neither grouped keys and values nor a soft cap of the scores.
     has_soft_cap = module.attn_scores_soft_cap > 0  # type: ignore[operator]
     if module.kv_repeats == 1 and not has_soft_cap:
         module.__class__ = _fused()  # the weights stay where they are

@@ -59,8 +59,11 @@ class _Replacement(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """An upper bound on how many times as long a text becomes."""
-        if not self.shortest:  # an empty match: the content is put between all letters
+        """An upper bound on how many times as long a text becomes, in letters.
+
+        At worst `content` replaces every `shortest` letters of the text.
+        """
+        if self.shortest == 0:  # an empty match: the content is put between all letters
             return 1.0 + len(self.content)
         return max(1.0, len(self.content) / self.shortest)
 
@@ -114,12 +117,14 @@ def _replacements(stage: object) -> Iterator[_Replacement]:
         literal = pattern.get("String")
         expression = pattern.get("Regex")
         if isinstance(literal, str):
-            yield _Replacement(content, literal, len(literal))
+            yield _Replacement(content, pattern=literal, shortest=len(literal))
         elif isinstance(expression, str):
-            yield _Replacement(content, None, _shortest_match(expression))
+            shortest = _shortest_match(expression)
+            yield _Replacement(content, pattern=None, shortest=shortest)
     elif kind == "Precompiled":
+        # SentencePiece's map from characters to texts: at worst each gives the longest text.
         longest = _longest_of_charsmap(stage.get("precompiled_charsmap"))
-        yield _Replacement(longest, None, shortest=1)
+        yield _Replacement(longest, pattern=None, shortest=1)
     elif kind == "Prepend" and isinstance(stage.get("prepend"), str):
         # It replaces nothing. As an upper bound it counts as if it were put between all letters.
         yield _Replacement(stage["prepend"], pattern="", shortest=0)

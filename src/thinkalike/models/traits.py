@@ -130,9 +130,10 @@ def _is_expected(text: str, expected: Mapping[Trait, str], trait: Trait) -> bool
             result is false.
         trait: The key of the trait.
     """
-    # A tensor of the new model has no values, so that nothing but its presence is compared.
-    expected_text = expected.get(trait, UNKNOWN)
-    return text == expected_text or expected_text.endswith(NO_VALUES)
+    expected_text = expected.get(trait, UNKNOWN)  # UNKNOWN equals the text of no trait
+    # The new model has no values. If the trait is a tensor, only that both have it is compared.
+    is_tensor = expected_text.endswith(NO_VALUES)
+    return text == expected_text or is_tensor
 
 
 def _traits_from_settings(module: PreTrainedModel) -> dict[Trait, str]:

@@ -182,10 +182,10 @@ class UnitModel:
     def _unit_vectors(
         self, units: Units, weight_name: str, is_reading: bool
     ) -> Float[Tensor, "u d"]:
-        """Return, as rows, the vector by which each unit reads the stream, or writes to it.
+        """Return, as u rows of width d, the vector by which each unit reads or writes the stream.
 
         Args:
-            units: The units of one module, such as the MLP of a block.
+            units: Where the weights of the u units of one module are, such as the MLP of a block.
             weight_name: The name of the weight that holds the vectors, as rows or as columns.
             is_reading: Whether units read the stream by this weight; else they write to it.
         """
@@ -197,7 +197,8 @@ class UnitModel:
             matrix = matrix.T
         # A weight that fuses several maps, such as gate and up projection, has the vectors of the
         # first map, which is the gate, in its first rows.
-        return matrix[: units.units]
+        unit_count = units.units
+        return matrix[:unit_count]
 
     def _as_float32(self, name: str, stored: Tensor) -> Tensor:
         """Return the values of a stored weight in float32 on the CPU.
@@ -207,26 +208,27 @@ class UnitModel:
             stored: The weight as it was read.
 
         Raises:
-            ModelError: It is stored as whole numbers, or holds a NaN or an infinity.
+            ModelError: It is stored as whole numbers or floats of 8 bits, or holds a NaN or an
+                infinity.
         """
         check_dtypes({name: stored}, self.name)
-        matrix = stored.detach().float().cpu()
-        if not bool(torch.isfinite(matrix).all()):
+        values = stored.detach().float().cpu()
+        if not bool(torch.isfinite(values).all()):
             raise ModelError(
                 f"{self.name}: {name} holds numbers that are not finite; replace the checkpoint"
             )
-        return matrix
+        return values
 
 
 def open_units(config: ModelConfig, name: str) -> UnitModel:
     """Return the hidden units of a model, such as the neurons of its MLPs, and its embedding.
 
-    For an ordinary folder, weights are read from its files only when they are needed. A model of
-    the hub, an adapter, a GGUF file, a file of Lightning, or a model that is to be quantised is
-    loaded as a whole.
+    For an ordinary folder, weights are read from its files only when they are needed. A model is
+    loaded as a whole if it is on the hub, an adapter, a GGUF file or a file of Lightning, if it is
+    to be quantised, or if its stored weights are not the matrices that it multiplies by.
 
     Args:
-        config: The configuration of the model, which may be in memory.
+        config: The configuration of a checkpoint, or of a model that is in memory already.
         name: The name of the model in results.
 
     Raises:
@@ -235,11 +237,12 @@ def open_units(config: ModelConfig, name: str) -> UnitModel:
     if isinstance(config, LoadedModelConfig):
         return units_of_model(cast(FrozenModel, config.loaded), name)
     folder = named_folder(config)
-    if folder is not None and base_of(config) is None and config.quantization is None:
+    is_adapter = base_of(config) is not None  # an adapter has a base model
+    if folder is not None and not is_adapter and config.quantization is None:
         is_plain = folder.is_dir() and not is_gguf(str(folder)) and folder.suffix != LIGHTNING
         if is_plain and any((folder / file).is_file() for file in WEIGHT_FILES):
             units_in_files = _units_in_files(config, name)
-            if units_in_files is not None:
+            if units_in_files is not None:  # None: the stored weights are not those matrices
                 return units_in_files
     return units_of_model(load_model(config), name)
 
@@ -525,7 +528,7 @@ def _units_of_module(
 
 
 def _stream_width(reading: tuple[int, ...], writing: tuple[int, ...], embedding_width: int) -> int:
-    """Return the width of the residual stream that units read from and write to.
+    """Return the width of the residual stream, which hidden units read and write.
 
     It is that of the embedding, unless this is not an axis of both matrices: ALBERT's embedding is
     narrower than its stream. Then it is the second axis of `reading`, as in nn.Linear, whose

@@ -204,7 +204,7 @@ class ModelRuns:
     def text(self, key: Hashable, read: Callable[[], ReadText]) -> ReadText:
         """Return the cached text of a key; on a miss, call `read` and cache what it returns.
 
-        `forget` keeps texts.
+        Unlike states, texts are kept as long as this object.
         """
         if key not in self._texts:
             self._texts[key] = read()
@@ -312,6 +312,7 @@ def _draw_pools(unit_count: int, batches: int, most_batches: int) -> list[_PoolP
     for pool in range(pool_count):
         first_batch = batches * pool // pool_count
         end_batch = batches * (pool + 1) // pool_count
+        # The share of all units, in random order, that these batches are of all batches.
         first_unit = -(-unit_count * first_batch // batches)
         end_unit = -(-unit_count * end_batch // batches)
         units = order[first_unit:end_unit].sort().values
@@ -381,7 +382,11 @@ class TextBatches(ABC, Generic[ModelLayer]):
         runs: ModelRuns,
         is_spread: bool = False,
     ):
-        """Read the text and draw its units into pools; see the class for the arguments."""
+        """Read the text, and draw its units (rows of tokens, or pieces of words) into pools.
+
+        A pool is the text whose states are in memory at once. It has as many batches as fit, or
+        one if measures take whole rows. The arguments are those of the class.
+        """
         self.sources = models
         self.models = models
         self.measure = measure
@@ -421,7 +426,8 @@ class TextBatches(ABC, Generic[ModelLayer]):
     ) -> list[Tensor]:
         """Return the states of a model for the tokens or words of some units, for each layer.
 
-        They are in the order of `labels`.
+        `units` are the indices of u units, such as rows of tokens. The states are in the order in
+        which `labels` returns their tokens or words.
         """
 
     @abstractmethod
@@ -478,6 +484,7 @@ class TextBatches(ABC, Generic[ModelLayer]):
     ) -> Bool[Tensor, " n"] | None:
         """Return which rows of a pool are left out, because a model's states of them are massive.
 
+        The norm of such a state is many times the median, so that it would decide a measure alone.
         None means that all rows stay. A warning names those that are left out of the first pool.
         The mask of each pool is determined once.
 
@@ -500,7 +507,11 @@ class TextBatches(ABC, Generic[ModelLayer]):
         return self._outliers[number]
 
     def state_batches(self) -> StateBatches:
-        """Return these batches as the record of functions and counts that measures read."""
+        """Return these batches as measures read them: counts, and a function that yields a pool.
+
+        A pool is text over which each model runs once. The field `of` is a function that returns
+        the same batches with the states of another model.
+        """
         return StateBatches(
             pool=self.pool,
             total=len(self.pools),
@@ -563,7 +574,7 @@ class TextBatches(ABC, Generic[ModelLayer]):
         """Return a function that removes the means of each token and position from states.
 
         It returns the states of a model in a pool, without these means, for each layer. States of
-        tokens that occur too rarely in the pool become 0.
+        tokens that occur less than `FEWEST_HSIC_ROWS` times in the pool become 0.
 
         Args:
             pool: The states of each model.
@@ -574,7 +585,7 @@ class TextBatches(ABC, Generic[ModelLayer]):
             DataError: No token occurs often enough.
         """
         try:
-            groups = RowGroups.of(labels.tokens, FEWEST_HSIC_ROWS)
+            rows_of_tokens = RowGroups.of(labels.tokens, FEWEST_HSIC_ROWS)
         except ValueError as error:
             last = batch_numbers.stop - 1
             raise DataError(f"batches {batch_numbers.start} to {last}: {error}") from error
@@ -587,11 +598,11 @@ class TextBatches(ABC, Generic[ModelLayer]):
             `layers` is ignored: it is only passed because the states are cached by layers.
             """
             assert labels.positions is not None
-            order = groups.order.to(model.device)
+            order = rows_of_tokens.order.to(model.device)
             positions = labels.positions.to(model.device)
             residuals = []
             for states in pool[model]:
-                without_means = groups.without_means(states, positions).to(states.dtype)
+                without_means = rows_of_tokens.without_means(states, positions).to(states.dtype)
                 # Rows that are not in `order`, which are of rare tokens, stay 0.
                 residuals.append(torch.zeros_like(states).index_copy_(0, order, without_means))
             return residuals
@@ -666,7 +677,7 @@ class TokenBatches(TextBatches[ModelLayer]):
         self.units = len(self.rows)
         self.units_per_pass = max(measure.tokens_per_batch // context, 1)
         tokens_per_batch = measure.tokens_per_batch
-        if self.takes_whole_rows:
+        if self.takes_whole_rows:  # a batch is the rows of one pass
             tokens_per_batch = self.units_per_pass * context
         possible_batches = max(int(self.is_token.sum()) // tokens_per_batch, 1)
         self.batches = min(measure.batches, possible_batches)
@@ -674,6 +685,7 @@ class TokenBatches(TextBatches[ModelLayer]):
     def _read_text(self, data: DataConfig) -> None:
         """Read text as token rows of one length, and draw those that are compared.
 
+        They become the attribute `rows`, and `groups` has the number of each token's document.
         More text is read than is needed, so that the rows come from more documents.
 
         Raises:
@@ -703,7 +715,8 @@ class TokenBatches(TextBatches[ModelLayer]):
         """Return the length of rows, for a text of so many tokens, if the settings have none.
 
         It fits into the context of each model. Within that, it is the longest with which a pool
-        has `FEWEST_TEXT_ROWS` rows, but at least `SHORTEST_CONTEXT`.
+        (the text whose states are in memory at once) has `FEWEST_TEXT_ROWS` rows, but at least
+        `SHORTEST_CONTEXT`.
         """
         tokens_in_memory = tokens
         if not self.takes_whole_rows:
@@ -716,7 +729,8 @@ class TokenBatches(TextBatches[ModelLayer]):
     def _corpus(self, data: DataConfig, context: int) -> Corpus:
         """Return the text as rows of tokens; jobs that share `runs` read it once.
 
-        Nothing is fitted on it, so that all of it is for evaluation.
+        Nothing is fitted on it, so that all of it is for evaluation. If tokens are to be spread
+        over many documents (`is_spread`), only the beginnings of documents are read.
         """
         first_model = self.sources[0]
         tokenizer = first_model.tokenizer
@@ -736,6 +750,9 @@ class TokenBatches(TextBatches[ModelLayer]):
     def _read_stored(self, data: DataConfig) -> None:
         """Draw rows of text that a folder of stored states has; shorter ones are padded.
 
+        They become the attribute `rows`, with `is_token` for what is no padding, and the number of
+        each token's document in `groups` (0 for padding).
+
         Raises:
             DataError: A model cannot read the rows, or has no states of them.
         """
@@ -754,18 +771,21 @@ class TokenBatches(TextBatches[ModelLayer]):
     def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
         """Return the ids, documents and positions of the tokens of some rows that are compared.
 
-        If measures take whole rows, all tokens of the rows are returned with a mask instead of
-        positions.
+        `units` are the indices of the u rows. If measures take whole rows, all tokens of the rows
+        are returned with a mask instead of positions.
         """
         rows = self.rows[units]
         mask = self.is_compared[units]
-        groups = self.groups[units]
+        groups = self.groups[units]  # the number of each token's document
+        # A key that is equal for the same tokens, by which their states are cached.
         row_bytes = rows.numpy().tobytes()
         content = (self.takes_whole_rows, tuple(rows.shape), row_bytes, mask.numpy().tobytes())
         if self.takes_whole_rows:
-            return PoolLabels(content, rows, groups, mask=mask)
+            return PoolLabels(content, tokens=rows, groups=groups, mask=mask)
         positions = torch.arange(rows.shape[1]).expand_as(rows)
-        return PoolLabels(content, rows[mask], groups[mask], positions[mask])
+        return PoolLabels(
+            content, tokens=rows[mask], groups=groups[mask], positions=positions[mask]
+        )
 
     def run(
         self,
@@ -775,7 +795,8 @@ class TokenBatches(TextBatches[ModelLayer]):
     ) -> list[Tensor]:
         """Return the states of a model at each layer for the compared tokens of some rows.
 
-        They are (n, d), or (b, t, d) if measures take whole rows.
+        `units` are the indices of the rows. The states are (n, d) for the n compared tokens of all
+        rows, or (b, t, d) for b rows of t tokens if measures take whole rows.
         """
         is_token = self.is_token[units]
         mask = None  # no row has padding
@@ -788,7 +809,10 @@ class TokenBatches(TextBatches[ModelLayer]):
         return [layer.flatten(0, 1)[compared] for layer in states]
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
-        """Return what messages call these tokens: their text, or their ids without a tokenizer."""
+        """Return what messages call these tokens: their text, or their ids without a tokenizer.
+
+        `units` is ignored: an id names a token, in whatever row it is.
+        """
         tokenizer = self.sources[0].tokenizer
         if tokenizer is None:
             return [f"token {token}" for token in tokens.tolist()]
@@ -806,12 +830,15 @@ class WordBatches(TextBatches[ModelLayer]):
     def read(self, data: DataConfig) -> None:
         """Draw pieces of text that fit into each model, and count words and batches.
 
+        The pieces become the attribute `text`, and are the units that are drawn into pools.
+
         Raises:
             DataError: The text has no words.
         """
         words_per_batch = self.measure.tokens_per_batch
         word_count = self.measure.batches * words_per_batch
         distinct_models = list(dict.fromkeys(self.sources))
+        # How a model cuts text decides where the pieces end.
         readers = frozenset((model.ids_fingerprint, model.context) for model in distinct_models)
         key = (repr(data), word_count, readers)
         draw = partial(drawn_pieces, data, distinct_models, word_count)
@@ -831,11 +858,12 @@ class WordBatches(TextBatches[ModelLayer]):
     def labels(self, units: Int[Tensor, " u"]) -> PoolLabels:
         """Return the form and the document of each word of some pieces, as numbers.
 
-        Words that are written alike have the same form.
+        `units` are the indices of the u pieces. Words that are written alike have the same form.
         """
         pieces = self.text.select(units)
         words = tuple(tuple(spans) for spans in pieces.words)
-        return PoolLabels((tuple(pieces.texts), words), pieces.forms, pieces.owners)
+        content = (tuple(pieces.texts), words)  # a key that is equal for the same words
+        return PoolLabels(content, tokens=pieces.forms, groups=pieces.owners)
 
     def run(
         self,
@@ -843,7 +871,10 @@ class WordBatches(TextBatches[ModelLayer]):
         layers: Sequence[ModelLayer],
         units: Int[Tensor, " u"],
     ) -> list[Tensor]:
-        """Return the states of a model at each layer for the words of some pieces, (n, d)."""
+        """Return the states of a model at each layer for the words of some pieces, (n, d).
+
+        `units` are the indices of the pieces; n is the number of all their words.
+        """
         return word_states(model, self.text.select(units), layers)
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
@@ -964,7 +995,7 @@ def pool_tokens(batch_tokens: int, numbers_per_token: int, parameters: int) -> i
 
     The states of a pool take at most `POOL_BYTES`, or a quarter of the memory of the weights if
     that is more. But a pool has room for `POOL_BATCHES` batches in any case, within `POOL_TOKENS`
-    tokens, and for at least one batch.
+    tokens, and for at least one batch. It has at most `MOST_POOL_BATCHES` batches.
 
     Args:
         batch_tokens: How many tokens a batch has.

@@ -119,22 +119,22 @@ def continuations(
     Each is one token, or all tokens that end the current word.
 
     Args:
-        contrasts: The pairs.
+        contrasts: The n pairs.
         tokenizer: The tokenizer of a model.
-        vocabulary: For how many tokens the model has logits.
+        vocabulary: The number v of tokens for which the model has logits.
 
     Raises:
         DataError: A continuation is not one token, or `up` and `down` have a token in common.
     """
     boundary = boundary_tokens(tokenizer, vocabulary)
 
-    def tokens_of(continuations: Sequence[str]) -> Bool[Tensor, "n v"]:
+    def tokens_of(continuation_of_pair: Sequence[str]) -> Bool[Tensor, "n v"]:
         """Return which next tokens are the continuation of each pair.
 
         It is a single token, or all tokens that end the word before if it is `BOUNDARY`.
         """
         is_continuation = torch.zeros(len(contrasts), vocabulary, dtype=torch.bool)
-        for pair, continuation in enumerate(continuations):
+        for pair, continuation in enumerate(continuation_of_pair):
             if continuation == BOUNDARY:
                 is_continuation[pair, boundary] = True
             else:
@@ -166,8 +166,8 @@ def boundary_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Bool
     for token in tokenizer.convert_ids_to_tokens(token_ids):
         text = str(token)
         follows_space = text.startswith(SPACE_PREFIXES)
-        is_letter = text[:1].isalnum()
-        ends_word.append(follows_space or not is_letter)
+        begins_with_letter_or_digit = text[:1].isalnum()
+        ends_word.append(follows_space or not begins_with_letter_or_digit)
     is_boundary = torch.zeros(vocabulary, dtype=torch.bool)
     is_boundary[: len(ends_word)] = torch.tensor(ends_word)
     return is_boundary
@@ -195,14 +195,14 @@ def kind_of_token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 
 
 def _next_token(
-    contrasts: Contrasts, pair: int, word: str, tokenizer: PreTrainedTokenizerBase
+    contrasts: Contrasts, pair: int, continuation: str, tokenizer: PreTrainedTokenizerBase
 ) -> int:
     """Return the id of the token that a continuation adds to both texts of a pair.
 
     Args:
         contrasts: The pairs of texts.
         pair: The index of the pair.
-        word: The continuation, with the space before it, if there is one.
+        continuation: The text that follows, with the space before it, if there is one.
         tokenizer: The tokenizer of a model.
 
     Raises:
@@ -212,11 +212,11 @@ def _next_token(
     next_token = -1
     for text in (contrasts.counterparts[pair].text, contrasts.texts[pair].text):
         token_ids = ids_of(tokenizer, text)
-        continued_ids = ids_of(tokenizer, text + word)
+        continued_ids = ids_of(tokenizer, text + continuation)
         if continued_ids[:-1] != token_ids:
             raise DataError(
-                f"{contrasts.source} row {pair + 1}: {word!r} after {text[-40:]!r} is not one "
-                f"token; give one with its space, such as ' is', or {BOUNDARY}"
+                f"{contrasts.source} row {pair + 1}: {continuation!r} after {text[-40:]!r} is not "
+                f"one token; give one with its space, such as ' is', or {BOUNDARY}"
             )
         next_token = continued_ids[-1]
     return next_token
@@ -320,16 +320,18 @@ def _verb_endings(
         single_token_length = len(subject_ids) + 1
         if has_ending_token and third_person.startswith(stem):
             ending = third_person[len(stem) :]
-            yield _VerbEnding(f" {stem}", BOUNDARY, ending)
+            yield _VerbEnding(after_subject=f" {stem}", bare=BOUNDARY, third_person=ending)
         elif len(stem_ids) == len(third_person_ids) == single_token_length:
-            yield _VerbEnding("", f" {stem}", f" {third_person}")
+            yield _VerbEnding(after_subject="", bare=f" {stem}", third_person=f" {third_person}")
 
 
 def read_contrasts(path: str | Path) -> Contrasts:
     """Read pairs of texts from a .csv, .tsv or .parquet file, a pair in each row.
 
-    The column `counterpart_word`, which may be missing or empty, has the word of the counterpart
-    if it is another one. Rows in errors are counted from 1, below the header.
+    The columns are `text`, `counterpart` (which differs from it in one feature), `word` (at which
+    states are read), and `up` and `down` (the continuations that the feature makes likelier and
+    less likely). The column `counterpart_word`, which may be missing or empty, has the word of the
+    counterpart if it is not the same. Rows in errors are counted from 1, below the header.
 
     Raises:
         DataError: The file cannot be read, a column is missing, a cell is empty, or a word does
@@ -392,17 +394,17 @@ class EncodedPrompts:
     def batches(self) -> Iterator[tuple[slice, EncodedPrompts]]:
         """Yield the texts in batches of `TEXTS_PER_BATCH`, each with the slice of its rows.
 
-        A batch is cut to the length of its longest text.
+        A batch is cut to the length of its longest text; what is cut off is padding.
         """
         for first in range(0, len(self.tokens), TEXTS_PER_BATCH):
             rows = slice(first, first + TEXTS_PER_BATCH)
             longest = int(self.ends[rows].max()) + 1
             batch = EncodedPrompts(
-                self.tokens[rows, :longest],
-                self.words[rows],
-                self.ends[rows],
-                self.up[rows],
-                self.down[rows],
+                tokens=self.tokens[rows, :longest],
+                words=self.words[rows],
+                ends=self.ends[rows],
+                up=self.up[rows],
+                down=self.down[rows],
             )
             yield rows, batch
 
@@ -411,6 +413,9 @@ def encode_prompts(
     model: FrozenModel, contrasts: Contrasts
 ) -> tuple[EncodedPrompts, EncodedPrompts]:
     """Return the texts of contrasts, and their counterparts, as token ids of a model.
+
+    Both come with the next tokens that the feature makes likelier (`up`) and less likely (`down`),
+    which is the feature in which a text and its counterpart differ.
 
     Raises:
         DataError: A continuation is not one token, or a token goes on beyond the word at which
@@ -479,8 +484,8 @@ def gap(
 
     Args:
         model: The model, whose final norm and unembedding are applied.
-        state: The states after the last block.
-        texts: The n texts.
+        state: The states after the last block, of width d at each of t tokens of n texts.
+        texts: The n texts, with the last token of each (`ends`).
     """
     rows = torch.arange(len(state))
     logits = model.finish(state[rows, texts.ends]).double().cpu()  # (n, v)
@@ -495,10 +500,12 @@ def gaps(model: FrozenModel, texts: EncodedPrompts) -> Float[Tensor, " n"]:
     """Run a model and return log P(up) - log P(down) for the token after each text, in nats.
 
     `up` and `down` are sets of next tokens that a feature of the text makes likelier and less
-    likely.
+    likely; `texts` has them for each text.
     """
     last_block = model.n_layers - 1
-    batches = []
+    gaps_of_batches = []
     for _, batch in texts.batches():
-        batches.append(gap(model, model.head(batch.tokens, last_block), batch))
-    return torch.cat(batches)
+        # Padding follows the text, so that it does not change the states at the text's end.
+        last_states = model.head(batch.tokens, last_block)
+        gaps_of_batches.append(gap(model, last_states, batch))
+    return torch.cat(gaps_of_batches)

@@ -56,7 +56,11 @@ class TokenMixing:
     """
 
     def __init__(self, model: StateSource, seed: int = 0):
-        """Take over what says how the model reads text; no weights are drawn yet."""
+        """Make a reader of text whose states are mixtures of the model's token embeddings.
+
+        What says how the model reads text is taken over. Random weights are drawn only when a
+        layer that has some is read.
+        """
         self.name = model.name
         self.tokenizer = model.tokenizer
         self.context = model.context
@@ -107,10 +111,11 @@ class TokenMixing:
         """Return the states of a layer, a way of mixing the tokens read so far.
 
         Args:
-            layer: The name of the layer, such as "recurrent".
+            layer: `POSITION`, "recurrent", "bilinear", "shrinking", or the name of a bag in
+                `DECAYS`, whose states are sums of earlier tokens.
             rows: The centred embeddings of the tokens of b rows of t.
         """
-        positions = torch.arange(rows.shape[1])[:, None]
+        positions = torch.arange(rows.shape[1])[:, None]  # (t, 1)
         if layer == POSITION:
             return positions.float().expand(len(rows), -1, -1)
         if layer == "recurrent":
@@ -123,17 +128,22 @@ class TokenMixing:
 
     def _embedded(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
         """Return the centred embedding of each token, as if it were the first of its row."""
-        # Each distinct token is embedded once.
-        vocabulary, indices = tokens.unique(return_inverse=True)
+        # Each distinct token is embedded once, and its embedding put wherever the token occurs.
+        distinct_tokens, index_of_token = tokens.unique(return_inverse=True)
         mean, _ = self._centre_and_size
-        return (self._first_tokens(vocabulary) - mean)[indices]
+        centred = self._first_tokens(distinct_tokens) - mean
+        return centred[index_of_token]
 
     def _first_tokens(self, vocabulary: Int[Tensor, " v"]) -> Float[Tensor, "v d"]:
         """Return what enters block 0 for each token if it is the first of its row."""
         return self._model.embedded(vocabulary).float().cpu()
 
     def _recurrent(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        """Return the states h_t = tanh(h_(t-1) W + e_t U + b) with random W, U and b."""
+        """Return the states h_t = tanh(h_(t-1) W + e_t U + b) with random W, U and b.
+
+        Args:
+            rows: The centred embeddings e_t of the tokens of b rows of t.
+        """
         width = self.d_model
         generator = seeded(self._seed)
         # The spectral radius of a random matrix of independent normal entries is about √width.
@@ -154,7 +164,8 @@ class TokenMixing:
     def _bilinear(self, rows: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """Return the elementwise product of random projections of each token and the one before.
 
-        The first token of a row has none before it, and its states are 0.
+        The first token of a row has none before it, and its states are 0. `rows` are the centred
+        embeddings, of width d, of b rows of t tokens.
         """
         width = self.d_model
         generator = seeded(self._seed + 1)  # other weights than those of the recurrent network
@@ -166,16 +177,20 @@ class TokenMixing:
 
 
 def bag(rows: Float[Tensor, "b t d"], decay: float | None) -> Float[Tensor, "b t d"]:
-    """Return, at each position t, Σ decay^(t - s) e_s over all s ≤ t, with e_s those of a row.
+    """Return, at each position t of a row, Σ decay^(t - s) e_s over all positions s ≤ t.
 
     If decay is None, it is the mean of the e_s over all s ≤ t.
+
+    Args:
+        rows: The embeddings e_s of the tokens of b rows of t.
+        decay: The factor by which a token counts less for each position that it is further back.
     """
     if decay is None:
         lengths = torch.arange(1, rows.shape[1] + 1)[:, None]
         return rows.cumsum(1) / lengths
     total = torch.zeros_like(rows[:, 0])
     totals = []
-    for row in rows.unbind(1):
-        total = decay * total + row
+    for embeddings in rows.unbind(1):  # of one position in all rows
+        total = decay * total + embeddings
         totals.append(total)
     return torch.stack(totals, 1)

@@ -76,7 +76,10 @@ class Pieces:
         return torch.tensor(self.documents).repeat_interleave(counts)
 
     def select(self, indices: Int[Tensor, " u"]) -> Pieces:
-        """Return some of the texts, in the order of the indices, with an empty `left_out`."""
+        """Return the texts with these indices, in the order of the indices.
+
+        Their `left_out` is empty, since words that are left out are listed for all texts together.
+        """
         selected = indices.tolist()
         return Pieces(
             [self.texts[index] for index in selected],
@@ -101,25 +104,25 @@ class _EncodedText(NamedTuple):
     offsets: list[Span]
 
 
-def pieces_of_texts(texts: Iterable[str], models: Sequence[TextReader], words: int) -> Pieces:
+def pieces_of_texts(texts: Iterable[str], models: Sequence[TextReader], word_count: int) -> Pieces:
     """Cut texts into pieces that fit into the context of each model, until there are enough words.
 
     Words whose last token, in some model, also holds letters after the word are left out, because
-    their state is not theirs alone. Pieces without other words are dropped.
+    their state is not theirs alone. A piece is dropped if none of its words is left.
 
     Args:
         texts: Documents. Those of one group count as one document.
         models: The models that read the pieces.
-        words: How many words the pieces have at least, if the texts have so many.
+        word_count: How many words the pieces have at least, if the texts have so many.
 
     Raises:
         DataError: A word is longer than the context of a model.
     """
     pieces = Pieces([], [], [])
-    words_needed = words
+    words_needed = word_count
     document_numbers: dict[object, int] = {}
     for position, text in enumerate(texts):
-        group = group_of(text) or position
+        group = group_of(text) or position  # a text without a group is one by itself
         document = document_numbers.setdefault(group, len(document_numbers))
         for piece in _pieces_of_text(text, models):
             pieces.left_out.extend(piece.left_out)
@@ -156,10 +159,10 @@ def _fitting_pieces(
     Raises:
         DataError: A single word does not fit into a model.
     """
-    first_character = spans[0][0]
-    last_character = spans[-1][1]
-    piece_text = text[first_character:last_character]
-    words = [(start - first_character, stop - first_character) for start, stop in spans]
+    piece_start = spans[0][0]
+    piece_stop = spans[-1][1]
+    piece_text = text[piece_start:piece_stop]
+    words = [(start - piece_start, stop - piece_start) for start, stop in spans]
     encodings = _encoded_by(models, piece_text)
     model_that_cannot_read = None
     for encoding in encodings:
@@ -192,8 +195,8 @@ def _encoded_by(models: Sequence[TextReader], text: str) -> list[_EncodedText]:
 def _with_own_states(text: str, words: list[Span], encodings: Sequence[_EncodedText]) -> _Piece:
     """Return a text with its words divided into those to compare and those to leave out.
 
-    A word is left out if, in some model, its last token also holds letters after the word: the
-    state at this token is then not that of the word alone.
+    A word is left out if, in some model, its last token also holds letters after the word, or is
+    the last token of a later word as well: its state is then not that of the word alone.
 
     Args:
         text: The text.
@@ -215,7 +218,7 @@ def _with_own_states(text: str, words: list[Span], encodings: Sequence[_EncodedT
     return _Piece(text, words_with_state, left_out)
 
 
-def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], words: int) -> Pieces:
+def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], word_count: int) -> Pieces:
     """Draw rows of text from a folder of stored states, and return each row as a piece.
 
     Rows are not cut, because the states of a part of a row are not stored.
@@ -223,7 +226,7 @@ def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], words: int
     Args:
         folder: The folder of states.
         models: The models and folders that read the rows.
-        words: Rows are drawn until they have so many words, or until none is left.
+        word_count: Rows are drawn until they have so many words, or until none is left.
 
     Raises:
         DataError: A row is longer than the context of a model.
@@ -249,7 +252,7 @@ def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], words: int
             pieces.words.append(piece.words)
             pieces.documents.append(folder.rows.rows[row].document)
             row_numbers.append(row)
-        if pieces.count >= words:
+        if pieces.count >= word_count:
             break
     # The rows were drawn at random. Return them in the order of the folder.
     order_of_rows = torch.tensor(row_numbers, dtype=torch.long).argsort()
@@ -263,7 +266,7 @@ def held_out_texts(config: DataConfig) -> Iterator[str]:
             yield text
 
 
-def drawn_pieces(data: DataConfig, models: Sequence[TextReader], words: int) -> Pieces:
+def drawn_pieces(data: DataConfig, models: Sequence[TextReader], word_count: int) -> Pieces:
     """Return pieces of held-out text, drawn at random.
 
     They are drawn from `TIMES_AS_MUCH_TEXT` times as many words as are needed, and at first only
@@ -273,26 +276,26 @@ def drawn_pieces(data: DataConfig, models: Sequence[TextReader], words: int) -> 
     Args:
         data: The settings of the text.
         models: The models that read the pieces.
-        words: How many words the pieces have at least, if the text has so many.
+        word_count: How many words the pieces have at least, if the text has so many.
 
     Raises:
         DataError: All words are left out, or a word is longer than the context of a model.
     """
     if data.source == "states":
-        pieces = pieces_of_rows(folder_of_rows(data, models), models, words)
+        pieces = pieces_of_rows(folder_of_rows(data, models), models, word_count)
     else:
-        words_to_read = TIMES_AS_MUCH_TEXT * words
+        words_to_read = TIMES_AS_MUCH_TEXT * word_count
         # Whole documents are read only if their beginnings have too few words.
         beginnings = (beginning(text, MOST_DOCUMENT_BYTES) for text in held_out_texts(data))
         pieces = pieces_of_texts(beginnings, models, words_to_read)
-        if pieces.count < words:
+        if pieces.count < word_count:
             pieces = pieces_of_texts(held_out_texts(data), models, words_to_read)
     _report_words(pieces, data, models)
 
     order = torch.randperm(len(pieces.texts), generator=seeded(0))
     counts = torch.tensor([len(pieces.words[index]) for index in order])
     # The pieces whose words are too few together, and one more that completes them.
-    piece_count = int((counts.cumsum(0) < words).sum()) + 1
+    piece_count = int((counts.cumsum(0) < word_count).sum()) + 1
     return pieces.select(order[:piece_count].sort().values)
 
 

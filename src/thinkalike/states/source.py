@@ -37,7 +37,14 @@ class Tokenizer(Protocol):
         skip_special_tokens: bool = False,
         *,
         clean_up_tokenization_spaces: bool = False,
-    ) -> str: ...
+    ) -> str:
+        """Return the text of some tokens.
+
+        Args:
+            token_ids: The tokens.
+            skip_special_tokens: Whether special tokens are left out of the text.
+            clean_up_tokenization_spaces: Whether spaces before punctuation are removed.
+        """
 
 
 @runtime_checkable
@@ -220,7 +227,7 @@ def closest_pairs(
     """Return pairs of indices of two lists of depths, such that the depths are close.
 
     `count` evenly spaced elements of the shorter list, or all if it has fewer, are each paired
-    with the closest depth of the longer list.
+    with the closest depth of the longer list. If `count` is 1, it is the first element.
 
     >>> closest_pairs(2, [0.0, 0.5, 1.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     [(0, 0), (2, 5)]
@@ -230,10 +237,10 @@ def closest_pairs(
         swapped = closest_pairs(count, target, source)
         return [(source_index, target_index) for target_index, source_index in swapped]
     count = min(count, len(source))
-    gaps = max(count - 1, 1)
+    steps = max(count - 1, 1)  # between the first and the last pair
     pairs = []
     for number in range(count):
-        source_index = round(number * (len(source) - 1) / gaps)
+        source_index = round(number * (len(source) - 1) / steps)
         distances = [abs(depth - source[source_index]) for depth in target]
         target_index = distances.index(min(distances))
         pairs.append((source_index, target_index))

@@ -87,7 +87,8 @@ def has_own_state(
     """Return, for each word, whether the tokens whose state it gets hold no other letters.
 
     For example, the word `can` in `cannot` has no state of its own if `cannot` is one token. If
-    two words have the same last token, as punctuation may, only the later one has its state.
+    two words have the same last token, as punctuation may, only the later one has its state. With
+    `token` "last", only letters after the word count.
 
     Args:
         text: A text.
@@ -97,9 +98,11 @@ def has_own_state(
         token: Which token's state a word gets: that of its "last" or "first" token, or the "mean"
             over its tokens.
     """
+    last_token_counts = token != "first"
+    first_token_counts = token != "last"
     last = last_tokens(text, words, offsets, name)
-    first = last
-    if token != "last":
+    first = last  # not read unless first tokens count
+    if first_token_counts:
         first = first_tokens(text, words, offsets, token)
 
     latest_stop: dict[int, int] = {}  # for each last token, where the latest of its words ends
@@ -108,16 +111,15 @@ def has_own_state(
 
     has_own = []
     for (start, stop), first_token, last_token in zip(words, first, last, strict=True):
-        # Characters outside of the word that the tokens hold whose states count: those before the
-        # word in its first token, and those after the word in its last or first token.
+        # Characters outside of the word that a token holds whose state counts: before or after the
+        # word in its first token, and after the word in its last token.
         characters_beside = ""
-        if token != "last":
+        if first_token_counts:
             characters_beside += text[offsets[first_token][0] : start]
-        if token != "first":
-            characters_beside += text[stop : offsets[last_token][1]]
-        if token != "last":
             characters_beside += text[stop : offsets[first_token][1]]
+        if last_token_counts:
+            characters_beside += text[stop : offsets[last_token][1]]
         has_other_letters = any(character.isalnum() for character in characters_beside)
-        has_later_word = token != "first" and stop < latest_stop[last_token]
+        has_later_word = last_token_counts and stop < latest_stop[last_token]
         has_own.append(not has_other_letters and not has_later_word)
     return has_own

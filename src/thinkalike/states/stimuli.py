@@ -279,8 +279,8 @@ def stimulus_states(
     states, has_own = states_of_stimuli(model, stimuli, embed)
     if not has_own.all():
         raise DataError(
-            f"{_without_own(stimuli, has_own)} of {model.name} goes on beyond them: leave these "
-            "rows out"
+            f"{_stimuli_without_state(stimuli, has_own)} of {model.name} goes on beyond them: "
+            "leave these rows out"
         )
     return states
 
@@ -343,10 +343,11 @@ def _fill_zeros(
     return filled.masked_scatter_(has_own[:, None], states)
 
 
-def _without_own(stimuli: Stimuli, has_own: Bool[Tensor, " n"]) -> str:
+def _stimuli_without_state(stimuli: Stimuli, has_own: Bool[Tensor, " n"]) -> str:
     """Return the beginning of a message: how many stimuli have no state of their own.
 
-    At least one must have none.
+    A stimulus has none if its token also holds letters of other words. `has_own` says which have
+    one; at least one must have none.
     """
     missing = (~has_own).nonzero()[:, 0].tolist()
     example = stimuli.words[missing[0]]
@@ -363,12 +364,16 @@ class Compared(NamedTuple):
     sides: list[StimulusStates]
 
     def of(self, rows: Bool[Tensor, " n"]) -> Compared:
-        """Return the stimuli that a mask selects, with their states in each model or recording."""
+        """Return the stimuli that a mask selects, with their states in each model or recording.
+
+        The runs of a recording, and the mask of stimuli with a state of their own, are selected
+        likewise.
+        """
         if rows.all():
             return self
         sides = []
         for side in self.sides:
-            has_own = None
+            has_own = None  # every stimulus has a state of its own
             if side.has_own is not None:
                 has_own = side.has_own[rows]
             selected = side._replace(
@@ -394,7 +399,8 @@ def with_own_states(stimuli: Stimuli, sides: Sequence[StimulusStates]) -> Bool[T
     for side in sides:
         if side.has_own is None or side.has_own.all():
             continue
-        message = f"{_without_own(stimuli, side.has_own)} of {side.name} goes on beyond them"
+        cause = _stimuli_without_state(stimuli, side.has_own)
+        message = f"{cause} of {side.name} goes on beyond them"
         share = float((~side.has_own).double().mean())
         if share > MOST_LEFT_OUT:
             raise DataError(f"{message}: choose a model with shorter tokens, or longer words")
@@ -463,7 +469,8 @@ def numbered(sides: Sequence[StimulusStates], message: str) -> str:
     The layers of all models and recordings are numbered one after another. If the message names no
     layer by a number, the end is "".
     """
-    if not re.search(r"\blayers?\b\D?\d", message):
+    names_a_layer = re.search(r"\blayers?\b\D?\d", message)  # such as "layer 3" or "layers 3, 4"
+    if not names_a_layer:
         return ""
     names = []
     for side in sides:

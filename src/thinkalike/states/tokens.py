@@ -35,6 +35,10 @@ def site_numbers(hook_points: Iterable[Layer]) -> list[int] | list[str]:
 
     If all are of one site and head, these are the numbers of their layers, where -1 stands for
     what enters block 0 (EMBED). Otherwise they are names such as "2.z.0": layer, site and head.
+
+    Args:
+        hook_points: EMBED, numbers of layers (the residual stream after a block), and `Place`s
+            (another site of a layer, or one head of it).
     """
     points = list(hook_points)
     distinct_sites = {(point.site, point.head) for point in points if isinstance(point, Place)}
