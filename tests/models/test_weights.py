@@ -880,7 +880,7 @@ def test_architectures_that_are_no_list_of_names_are_refused(stated, whole, capl
 
 
 @pytest.mark.parametrize(
-    "setting, architecture", [("vocab_size", "data2vec"), ("token_dropout", "esm"), ("vocab_size", "blip")]
+    ("setting", "architecture"), [("vocab_size", "data2vec"), ("token_dropout", "esm"), ("vocab_size", "blip")]
 )
 def test_settings_are_searched_in_all_files_of_an_architecture(setting, architecture):
     assert architecture in architectures_that_read()[setting]
