@@ -160,7 +160,7 @@ def test_texts_are_cut_as_tokenizer_json_says(tmp_path, caplog):
     read_tokenizer(ModelConfig(name="local", path=str(tmp_path), bos=True), str(tmp_path))
     assert "add_bos_token" not in caplog.text
     read_tokenizer(ModelConfig(name="local", path=str(tmp_path), bos=None), str(tmp_path))
-    assert "add_bos_token=True has no effect on its tokenizer; model.bos decides" in caplog.text
+    assert "add_bos_token=True has no effect on its tokenizer; set model.bos to decide" in caplog.text
 
 
 EXPLODES = {"on any text": r"(\w+\s?)+\d", "on long words": r"([a-z]+)*\d"}

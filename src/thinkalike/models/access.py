@@ -74,8 +74,8 @@ def _unpacked_lightning(checkpoint: Path) -> Iterator[str]:
         with torch.serialization.safe_globals(stand_ins):
             content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
         weights = content["state_dict"]
-        # If all names begin with the same component, it is the attribute of Lightning's module
-        # that holds the model, and is removed.
+        # If all names begin with the same component, such as "model" in "model.norm.weight", it is
+        # the attribute of Lightning's module that holds the model, and is removed.
         first_components = {name.partition(".")[0] for name in weights}
         if len(first_components) == 1:
             weights = {name.partition(".")[2]: weight for name, weight in weights.items()}

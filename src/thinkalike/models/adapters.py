@@ -209,12 +209,18 @@ def _peft_model(
 def _check_wrappers(model: PeftModel, called: str) -> None:
     """Raise a ModelError if what PEFT puts around a model runs code that was added to it.
 
-    A plain model has no such wrappers, so that it would run without this code. Sample tokens
-    cannot tell whether the code changes anything: it may act on late positions or some tokens.
+    Such code is a hook, a replaced `forward`, or a class of the user. The plain model that is cut
+    out of the wrappers would run without it. Running sample tokens with and without the code does
+    not show that it may go, since it may act on other tokens or later positions only.
+
+    Args:
+        model: The wrappers and the model inside them.
+        called: What errors call the model.
     """
-    wrapped = set(model.get_base_model().modules())
+    modules_inside = set(model.get_base_model().modules())
     for path, module in model.named_modules():
-        if module not in wrapped and has_added_code(module, PEFT):
+        is_wrapper = module not in modules_inside
+        if is_wrapper and has_added_code(module, own_package=PEFT):  # hooks of PEFT may stay
             place = path or type(module).__name__
             raise ModelError(
                 f"{called}: {place} has hooks or code of your own, which would be lost, since it "
@@ -308,12 +314,12 @@ def run_adapted(
 def live_adapter(model: PeftModel, called: str) -> PreTrainedModel:
     """Return a plain model that gives the outputs of a PeftModel in memory.
 
-    It is a copy with the adapter merged into its weights. If merging would change the outputs, it
-    keeps PEFT's layers instead. `called` is the model's name in errors.
+    It is a copy with the adapter merged into its weights. If merging fails or would change the
+    outputs, it keeps PEFT's layers instead. `called` is the model's name in errors.
 
     Raises:
-        ModelError: The adapter learns prompts, or PEFT's model does more than run its layers, so
-            that no plain model gives its outputs.
+        ModelError: The adapter learns prompts, or PEFT's model does more than run its layers (such
+            as hooks of the user around them), so that no plain model gives its outputs.
     """
     _check_mergeable(model.active_peft_config, called)
     _check_wrappers(model, called)
@@ -322,10 +328,11 @@ def live_adapter(model: PeftModel, called: str) -> PreTrainedModel:
         """Return a copy of the model, with its outputs for sample tokens."""
         peft_model = copied(model)
         outputs = _outputs(peft_model, _adapter_samples(peft_model), called)
+        # No rows of an embedding of the adapter: the model in memory has the adapter's already.
         return Adapted(peft_model, rows=0, outputs=outputs)
 
     dtype = embedding_of(model.get_base_model()).dtype
-    module, _ = run_adapted(make_copy, called, TOLERANCE[dtype])
+    module, _no_rows = run_adapted(make_copy, called, TOLERANCE[dtype])
     return module
 
 

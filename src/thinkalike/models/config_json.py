@@ -94,11 +94,11 @@ def _config_json_in(place: Path) -> JsonObject:
 
 
 def _code_of_the_hub(section: object) -> str:
-    """Return an entry of a config.json that asks for code of the hub, as "NAME=VALUE", or "".
+    """Return the first entry of a config.json that asks for code of the hub, as "NAME=VALUE".
 
-    Such code is a kernel for attention, for example, as in "attn_implementation=ORG/KERNEL". An
-    entry counts if its name contains "implementation" and its value a slash: implementations that
-    transformers has itself, such as "sdpa", have names without one.
+    "" means that there is none. Such code is a kernel for attention, for example, as in
+    "attn_implementation=ORG/KERNEL". An entry counts if its name contains "implementation" and its
+    value a slash: implementations that transformers has itself, such as "sdpa", have none.
 
     Args:
         section: The config.json, or a value in it. Lists and dictionaries are searched with all

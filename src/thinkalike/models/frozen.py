@@ -581,7 +581,10 @@ class FrozenModel:
     def describe(self) -> dict[str, str]:
         """Return the facts about the model that are stored with each result, by their names.
 
-        "weights", "settings" and "tokenizer" are hashes.
+        Three are hashes: "weights" of all tensors, "settings" of the entries of its configuration
+        that change a pass, and "tokenizer". "marks" are the special tokens around a text.
+        "other_dtypes" counts tensors of a dtype that is not "dtype"; this fact and "quantization"
+        are left out where they do not apply.
         """
         description = {
             "name": self.name,

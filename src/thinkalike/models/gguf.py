@@ -126,8 +126,8 @@ def split_words_as_stated(
 ) -> PreTrainedTokenizerFast:
     """Make a tokenizer split texts into words (before BPE) as its GGUF file states, and return it.
 
-    transformers follows the file's rule by itself, except rules that also make each digit a word.
-    For these, the pre-tokenizer is replaced in place.
+    transformers follows the rule that the file names, except rules that also make each digit a
+    word. For these, the pre-tokenizer is replaced in place.
 
     Args:
         tokenizer: The tokenizer that transformers made of the file.
@@ -149,6 +149,7 @@ def split_words_as_stated(
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         return tokenizer
     # Only byte-level BPE, which GGUF files call gpt2, has such a rule.
+    # For a rule that it does not know, transformers splits as GPT-2 does, which is right for some.
     known_rules = LIKE_GPT2 | set(GGUF_PRE_TOKENIZER_SPLITS)
     if fields.get("tokenizer.ggml.model") == "gpt2" and rule_name not in known_rules:
         raise ModelError(

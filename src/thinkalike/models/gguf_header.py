@@ -232,7 +232,7 @@ class _Cursor:
         """Read a stated number of entries, and check that the rest of the file can hold them.
 
         Args:
-            smallest: The fewest bytes that an entry takes.
+            smallest: The fewest bytes that an entry takes; 1 for the bytes of a text.
 
         Raises:
             ValueError: The rest of the file is too short for this number of entries.
@@ -248,7 +248,7 @@ class _Cursor:
         Raises:
             ValueError: The file ends within it, or it is no UTF-8, which transformers needs.
         """
-        length_in_bytes = self.count(1)
+        length_in_bytes = self.count(smallest=1)
         content = self.take(length_in_bytes)
         try:
             return content.decode()
@@ -285,13 +285,13 @@ class _Cursor:
 
         A single text is returned in a list.
         """
-        count = self.count(LENGTH_OF_TEXT)
-        if count == 1:
+        text_count = self.count(smallest=LENGTH_OF_TEXT)  # an empty text is its length alone
+        if text_count == 1:
             return [self.text()]
-        for _ in range(count):
-            length_of_text = self.count(1)
-            self.skip(length_of_text)
-        return _Array(count)
+        for _ in range(text_count):
+            length_in_bytes = self.count(smallest=1)
+            self.skip(length_in_bytes)
+        return _Array(text_count)
 
     def _numbers(self, form: str) -> list[Scalar] | _Array:
         """Read an array of numbers, and return only its length unless it has a single number.
@@ -300,7 +300,7 @@ class _Cursor:
         Python's `struct`, such as "I".
         """
         size = struct.calcsize(f"<{form}")
-        count = self.count(size)
+        count = self.count(smallest=size)
         if count == 1:
             return [self.number(form)]
         self.skip(size * count)

@@ -613,7 +613,8 @@ def check_tokenizer(
 def _tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer in a folder or in a downloaded repository, or None.
 
-    None means that none can be read without asking the hub, or that it is damaged.
+    None means that none can be read without asking the hub, that it is damaged, or that it may
+    make texts very many times as long (`check_growth`).
     """
     from transformers import AutoTokenizer
 

@@ -19,8 +19,8 @@ def configured(
     Args:
         model: A configuration, a path, a model's everyday name, or a repository of the hub. A
             `str` that is a known name is never taken for a path.
-        settings: Settings of `model=` by name. The values of dtype and device may be text or
-            objects of torch.
+        settings: The settings to change, by name, such as {"dtype": torch.float16}. The values of
+            dtype and device may be text or objects of torch.
     """
     plain_settings = dict(settings)
     for name in ("dtype", "device"):

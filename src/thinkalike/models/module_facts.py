@@ -188,7 +188,9 @@ def _check_positions(module: nn.Module, name: str, size: int) -> None:
         size: The value of that entry: the rows that a table must have.
     """
     config = config_of_text_model(module)
-    reads_text_alone = config is (getattr(module, "config", None) or getattr(module, "cfg", None))
+    # If a model also reads images, a section of its configuration, another object, is about text.
+    whole_config = getattr(module, "config", None) or getattr(module, "cfg", None)
+    reads_text_alone = config is whole_config
     if not reads_text_alone:
         return
     # For the message: the name of the entry in config.json, such as GPT-2's n_positions.
@@ -198,7 +200,8 @@ def _check_positions(module: nn.Module, name: str, size: int) -> None:
         if isinstance(submodule, nn.Embedding):
             tables.append((path, submodule.weight))
     for path, table in tables:
-        is_of_positions = path.rpartition(".")[2] in POSITIONS and table.dim() == 2
+        last_name = path.rpartition(".")[2]
+        is_of_positions = last_name in POSITIONS and table.dim() == 2
         if is_of_positions and len(table) < size:
             raise ModelError(
                 f"config.{name}={size}, and {path} has {len(table)} rows, one for each position: "

@@ -73,7 +73,7 @@ class DecodedWeights:
                 "those of gemm; give the checkpoint before it was quantised"
             )
         with self._explaining_damage("its packed weights"):
-            self._shapes = dict(self._shapes_of_matrices())
+            self._shapes = dict(self._decoded_shapes())
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of each weight after decoding, by name."""
@@ -117,10 +117,12 @@ class DecodedWeights:
             return self._stored.read(name).float() * largest_of_row[:, None] / LARGEST_INT8
         return self._stored.read(name)
 
-    def _shapes_of_matrices(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of each weight after decoding, by name.
+    def _decoded_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape that each weight and bias has after decoding, by its name.
 
-        Tensors that only serve to decode others, such as scales, are left out.
+        GPTQ and AWQ pack a matrix under the name "qweight"; decoded, it has the name "weight".
+        bitsandbytes keeps the name. Tensors that only serve to decode others, such as scales, are
+        left out.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in self._stored.shapes().items():
@@ -129,6 +131,7 @@ class DecodedWeights:
                 shapes[f"{path}.weight"] = self._shape_of_unpacked(shape)
             elif last in ("weight", "bias"):
                 shapes[name] = shape
+                # Packed in 4 bits, it is a flat row of bytes, whose settings state its own shape.
                 is_packed_in_four_bits = bool(self._name_of_settings(name))
                 if is_packed_in_four_bits:
                     shapes[name] = tuple(self._settings_of(name)["shape"])
@@ -245,7 +248,8 @@ class DecodedWeights:
 def _columns_in_order(numbers: Int[Tensor, "n m"]) -> Int[Tensor, "n m"]:
     """Return the columns of a matrix of AWQ in order.
 
-    AWQ shuffles each eight consecutive columns, which share a 32-bit word, in the same way.
+    AWQ shuffles each eight consecutive columns, which share a 32-bit word, in the same way. The
+    entries are whole numbers of 4 bits.
     """
     words = numbers.view(len(numbers), -1, len(AWQ_ORDER))  # (n, words, 8)
     ordered = torch.empty_like(words)

@@ -256,8 +256,10 @@ def component_of(name: str) -> str:
 def check_same_structure(base: FrozenModel, changed: FrozenModel) -> None:
     """Raise a ModelError unless two models have the same depth, width and parts.
 
-    Otherwise neither can be a changed copy of the other. The two must tie the same weights and
-    have vocabularies of the same size, which `give_same_ties_and_vocabulary` sees to.
+    Otherwise neither can be a changed copy of the other. A part is the modules of one component,
+    such as attention, in one layer; only their names are compared. If one model alone shares a
+    weight between embedding and head, their parts differ, too: such weights must have been untied
+    before (`give_same_ties_and_vocabulary`).
     """
     for name in ("n_layers", "d_model"):
         base_size = getattr(base, name)

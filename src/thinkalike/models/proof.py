@@ -136,9 +136,9 @@ def _longest_window(model: CutModel) -> int | None:
 def _unchanged_by_reading(model: CutModel) -> Iterator[None]:
     """Check that a model gives the same output before and after the body of the `with` statement.
 
-    The caller reads all weights in that body. The two outputs must be equal to the bit. But if two
-    passes in a row differ already, as sums on a GPU may round differently, the outputs may differ
-    by the `TOLERANCE` of the dtype.
+    The caller reads all weights by `state_dict()` in that body, which may unpack quantised weights
+    in place. The two outputs must be equal to the bit. But if two passes in a row differ already,
+    as sums on a GPU may round differently, the outputs may differ by the `TOLERANCE` of the dtype.
 
     Raises:
         ModelError: The outputs differ, or two passes in a row differ by more than the tolerance.
@@ -249,8 +249,7 @@ def output_error_of(
     """Check that a model's head turns its last states into its output; return the error if not.
 
     This was checked when the model was loaded, on a few random tokens. Code of a user may act on
-    certain tokens or positions only, so it is checked again on the first rows of a real text. The
-    head of a language model is given each state alone, as everywhere else.
+    certain tokens or positions only, so it is checked again on the first rows of a real text.
 
     Args:
         model: The model.
@@ -271,9 +270,9 @@ def output_error_of(
         full = model.full(tokens, mask, types).clone()
         (last_states,) = model.residuals(tokens, [model.n_layers - 1], mask, types)
         if model.predicts == "next":
-            composed = model.finish(last_states)
+            composed = model.finish(last_states)  # each state alone, without the mask
         else:
-            composed = model.output(last_states, mask)
+            composed = model.output(last_states, mask)  # a classifier picks a state by the mask
     error = relative_error(composed, full)
     if error <= TOLERANCE[model.dtype]:
         return None
@@ -421,7 +420,8 @@ def _check_causal(model: CutModel, tokens: Tokens) -> None:
     """Raise a ModelError if later tokens change a language model's logits of earlier ones.
 
     Every token in the second half of each row is replaced by another one, and the logits of the
-    first half are compared before and after.
+    first half are compared before and after. The error says what to do: the model may be an
+    encoder whose configuration names the wrong class, or lacks the entry for a decoder.
 
     Args:
         model: A model that predicts the next token.
@@ -433,7 +433,7 @@ def _check_causal(model: CutModel, tokens: Tokens) -> None:
     logits_after_change = model.full(changed_tokens)[:, :half]
     error = relative_error(logits_after_change, model.full(tokens)[:, :half])
     # The error is exactly 0 in all architectures but mixtures of experts, whose products round
-    # differently with other tokens in the batch.
+    # differently with other tokens in the batch. A tenth of the tolerance allows for these.
     if error <= TOLERANCE[model.dtype] / 10:
         return
 
@@ -441,7 +441,9 @@ def _check_causal(model: CutModel, tokens: Tokens) -> None:
     body_name = type(getattr(model.module, "base_model", None)).__name__
     heads = heads_of(str(getattr(config, "model_type", "")))
     remedy = f"write {body_name} under architectures in its config.json, to read its states alone"
-    if any(head.predicts == "hidden" for head in heads):
+    # transformers has a class for this architecture that predicts hidden (masked) tokens.
+    has_masked_class = any(head.predicts == "hidden" for head in heads)
+    if has_masked_class:
         remedy = "save it with AutoModelForMaskedLM"
     if hasattr(config, "is_decoder"):
         remedy = (

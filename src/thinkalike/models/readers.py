@@ -545,8 +545,10 @@ def _warn_of_two_embeddings(module: PreTrainedModel, called: str) -> None:
 def _placement(config: ModelConfig, device: torch.device) -> dict[str, object]:
     """Return the options of `from_pretrained` that quantise weights and place them on devices.
 
-    With a device map, the option "offload_folder" is a new temporary folder. It is removed when
-    the module is garbage-collected, for which `_moved_to_device` provides.
+    On the CPU, without quantisation and without a device map, there are no options.
+
+    With a device map, this creates a temporary folder, the option "offload_folder", for weights
+    that fit on no device. The caller must remove it when the module is garbage-collected.
     """
     options: dict[str, object] = {}
     if config.quantization:

@@ -305,8 +305,12 @@ def _is_proved(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"
 def _without_gains(model: FrozenModel, basis: StreamBasis) -> Iterator[None]:
     """Make the norms of the basis return x / rms(x), for a state x, while the context is open.
 
-    Their gains are left out, since they have been folded into the weights of `model` that read
-    the outputs of the norms.
+    A norm of the model returns gain * x / rms(x). The gains are left out, since the weights of
+    `model` that read the norms' outputs have been multiplied by them.
+
+    Args:
+        model: The model, with its weights expressed in the basis.
+        basis: A basis of the residual stream; only the paths of its norms are used.
     """
 
     def normalise(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -113,7 +113,8 @@ def added_outputs_off(module: nn.Module) -> Iterator[None]:
 def _outputs_of_blocks(model: CutModel) -> tuple[list[int], list[object]]:
     """Return the numbers of blocks in the order in which they ran, and what each returned.
 
-    The model runs once on sample tokens. A block that does not run is in neither list.
+    The model runs once on sample tokens. A block that does not run is in neither list, and one
+    that runs twice is in both lists twice.
     """
     order: list[int] = []
     outputs: list[object] = []

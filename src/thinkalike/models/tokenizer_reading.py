@@ -133,7 +133,9 @@ def _tokenizer_as_in_file(
 def _warn_of_bos(tokenizer: PreTrainedTokenizerBase, settings: Path, config: ModelConfig) -> None:
     """Warn if the entry add_bos_token of tokenizer_config.json has no effect on a tokenizer.
 
-    There is no warning if the entry is missing, or if the setting `model.bos` decides.
+    The entry has no effect if the tokenizer puts BOS before a text and the entry says no, or the
+    other way round. There is no warning if the entry is missing, or if the setting `model.bos` is
+    given, which decides in any case.
 
     Args:
         tokenizer: The tokenizer.
@@ -144,8 +146,8 @@ def _warn_of_bos(tokenizer: PreTrainedTokenizerBase, settings: Path, config: Mod
     is_stated = should_add_bos in (True, False)
     if config.bos is None and is_stated and should_add_bos != puts_bos(tokenizer):
         log.warning(
-            f"%s: add_bos_token=%s has no effect on its tokenizer; {named_setting('model.bos')} "
-            "decides",
+            "%s: add_bos_token=%s has no effect on its tokenizer; "
+            f"set {named_setting('model.bos')} to decide",
             config.called,
             should_add_bos,
         )

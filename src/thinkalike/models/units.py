@@ -258,9 +258,10 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
     with explaining_loading_errors(config), checkpoint_location(config) as (place, revision):
         config_json = read_config_json(config, place)
         family = family_in(config_json, f"{place}/config.json")
-        packed = packed_settings(config_json)
+        packed = packed_settings(config_json)  # None: not packed in a way that is decoded here
         is_quantised = bool(stated_quantization(config_json))
-        if family.reader == "legacy" or (is_quantised and packed is None):
+        is_of_transformer_lens = family.reader == "legacy"
+        if is_of_transformer_lens or (is_quantised and packed is None):
             return None
         folder = Path(place)
         check_one_set(folder)
@@ -275,7 +276,9 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
         weights: Weights = StoredWeights(folder)
         if packed is not None:
             weights = DecodedWeights(weights, packed)
-        heads = exchangeable_heads(SimpleNamespace(**text_section(config_json)))
+        # `exchangeable_heads` reads the entries as attributes.
+        text_config = SimpleNamespace(**text_section(config_json))
+        heads = exchangeable_heads(text_config)
         return unit_model(name, weights, tokenizer.get_vocab(), facts, heads)
 
 
@@ -468,14 +471,14 @@ def _heads_of_blocks(shapes: Mapping[str, tuple[int, ...]], heads: int, width: i
 
 
 def _rank_and_module(weight_name: str, endings: Iterable[str]) -> tuple[int, str] | None:
-    """Return the index in a list of the ending of a weight's name, and the weight's module.
+    """Return which of some endings a weight's name has, by its index, and the weight's module.
 
-    For "mlp.down_proj.weight" these are the index of "down_proj" and "mlp". If several endings of
-    the list fit, the first one counts. None means that the name has none of the endings.
+    For "mlp.down_proj.weight" and the endings ("c_proj", "down_proj") it is (1, "mlp"). If several
+    endings fit, the first one counts. None means that none fits.
 
     Args:
         weight_name: The name of the weight inside its block.
-        endings: The list of endings.
+        endings: The endings, without ".weight"; those that are preferred come first.
     """
     path = weight_name.removesuffix(".weight")
     for rank, ending in enumerate(endings):
@@ -578,12 +581,12 @@ class StoredWeights:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._readers: dict[str, Callable[[], Tensor]] = {}
         for file in files:
-            self._add(folder / file)
+            self._add_file(folder / file)
 
-    def _add(self, path: Path) -> None:
+    def _add_file(self, path: Path) -> None:
         """Note the shape of each weight of a file, and a function that reads its values."""
         if path.suffix != ".safetensors":
-            # Tensors of such a file are memory-mapped: `clone` reads their values from disk.
+            # A file of torch: its tensors are memory-mapped, and `clone` reads their values.
             tensors = tensors_in_file(path)
             for name, tensor in tensors.items():
                 self._shapes[name] = tuple(tensor.shape)
