@@ -130,7 +130,8 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
 def _stored_weights(folder: Path) -> dict[str, Tensor]:
     """Return the weights in an adapter's folder, by name.
 
-    PEFT saves a resized embedding under two names, of which the second is left out.
+    PEFT saves a resized embedding twice; the second name has "modules_to_save" or
+    "original_module" as an additional component, and is left out.
     """
     from peft import load_peft_weights
 
@@ -233,16 +234,18 @@ def _merged_model(model: PeftModel) -> PreTrainedModel:
     """Merge the adapter of a model into its weights, in place, and return the plain model.
 
     Raises:
-        ValueError: A layer of PEFT, or a module inside it, runs code that was added to it. Such
-            code is lost with the layer, or would read the merged weight.
-        Exception: PEFT cannot merge the adapter; any kind.
+        ValueError: A layer of PEFT, or a module inside it, runs a hook or other code of the user.
+            Such code is lost with the layer, or would read the merged weight.
+        Exception: PEFT cannot merge the adapter, for which it raises errors of any class.
     """
     modules_before = list(model.get_base_model().named_modules())
     merged = model.merge_and_unload()  # replaces each layer of PEFT by the layer inside it
     modules_after = set(merged.modules())
     for path, module in modules_before:
         is_layer_of_peft = module not in modules_after
-        if is_layer_of_peft and any(has_added_code(inner, PEFT) for inner in module.modules()):
+        if not is_layer_of_peft:
+            continue
+        if any(has_added_code(inner, own_package=PEFT) for inner in module.modules()):
             raise ValueError(f"{path} has hooks or code of your own")
     return merged
 

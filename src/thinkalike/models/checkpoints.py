@@ -419,7 +419,8 @@ def enclosing_folder(place: Path) -> Path:
 def files_beside(place: Path) -> list[Path]:
     """Return the files of the configuration and the tokenizer beside a checkpoint file, sorted.
 
-    A GGUF file holds both itself, so the list is empty for it. An index of weights is left out.
+    A GGUF file holds both itself, so the list is empty for it. An index of weights, which is JSON
+    as well, is left out.
     """
     if place.suffix == ".gguf":
         return []

@@ -89,7 +89,8 @@ def _config_json_in(place: Path) -> JsonObject:
         return {name: value for name, value in entries if value is not None}
     path = enclosing_folder(place) / "config.json"
     config_json = checkpoint_json(path, LARGEST_CONFIG)
-    check_counts(config_json, path.parent, partial(most_tensors_in, path.parent))
+    count_tensors = partial(most_tensors_in, path.parent)
+    check_counts(config_json, path.parent, count_tensors)
     return config_json
 
 

@@ -268,10 +268,15 @@ def _container_with_copies(
 
 
 def _function_with_copies(function: FunctionType, copies: Mapping[int, object]) -> FunctionType:
-    """Return a function whose closure and defaults hold copies instead of what was copied.
+    """Return a function like a given one, whose closure and defaults hold copies of modules.
 
-    The function itself is returned if they hold nothing that was copied, or if its closure holds
-    the function itself, as that of a recursive function does.
+    So do tensors: whatever is in `copies` is replaced by its copy. The function itself is returned
+    if its closure and defaults hold nothing that was copied, or if its closure holds the function
+    itself, as that of a recursive function does.
+
+    Args:
+        function: The function; it is not changed.
+        copies: The copies by the `id` of the original, as `deepcopy` leaves them.
 
     Raises:
         ModelError: A function of no installed library reads a global variable that was copied.

@@ -683,6 +683,7 @@ class FrozenModel:
 
         first_argument = self._argument_names[0]
         takes_tokens_by_name = "input_ids" in self._argument_names
+        # transformers would search each row for several packed texts, and wait for the GPU.
         with pass_lock(self.module), one_text_per_row():
             # The first argument of a model of images and text may be the pixels of an image.
             if takes_tokens_by_name and first_argument != "input_ids":

@@ -266,9 +266,12 @@ def _check_is_model(fields: Mapping[str, Value], path: Path) -> None:
 
 
 def _check_types(header: Header, path: Path, prefix: str, read_fields: Collection[str]) -> None:
-    """Raise a ModelError if a field that is read has another type than the format gives it.
+    """Raise a ModelError if a field of a GGUF file has another type than the format gives it.
 
-    Python would take the text "false" for true, and true for the number 1.
+    Python would take the text "false" for true, and true for the number 1. Fields that the format
+    has as true or false (FLAGS) or as texts (TEXTS) are always checked. Others must be numbers, or
+    arrays of numbers, if they are read or change a pass; but a field with a PATTERN of layers may
+    have true or false for each layer.
 
     Args:
         header: The header of the file.
@@ -280,9 +283,10 @@ def _check_types(header: Header, path: Path, prefix: str, read_fields: Collectio
         value = header.fields.get(field)  # None: an array of several entries
         entries = value if isinstance(value, list) else [value]
         name = field.removeprefix(prefix)
-        is_read_of_model = field.startswith(prefix) and (
-            name in read_fields or CHANGES_A_PASS.search(name.rpartition(".")[2])
-        )
+        is_of_model = field.startswith(prefix)
+        changes_a_pass = bool(CHANGES_A_PASS.search(name.rpartition(".")[2]))
+        is_read_of_model = is_of_model and (name in read_fields or changes_a_pass)
+        must_be_number = is_read_of_model and not field.endswith(PATTERNS)
         right_type = "a number"
         is_right = True
         if FLAGS.search(field):
@@ -291,7 +295,7 @@ def _check_types(header: Header, path: Path, prefix: str, read_fields: Collectio
         elif TEXTS.search(field):
             right_type = "a text"
             is_right = isinstance(value, str)
-        elif (is_read_of_model and not field.endswith(PATTERNS)) or field.endswith("_token_id"):
+        elif must_be_number or field.endswith("_token_id"):
             is_right = not any(isinstance(entry, bool | str) for entry in entries)
         if not is_right:
             shown = "an array" if value is None else short(repr(value))
@@ -310,7 +314,7 @@ def _check_special_tokens(header: Header, path: Path) -> None:
     token_count = header.lengths.get("tokenizer.ggml.tokens", 0)
     if not token_count:
         raise ModelError(f"{path} has no tokens (tokenizer.ggml.tokens); {TAKE_ORIGINAL}")
-    for name in GGUF_CONFIG_MAPPING["tokenizer"]:
+    for name in GGUF_CONFIG_MAPPING["tokenizer"]:  # such as ggml.bos_token_id
         token_id = header.fields.get(f"tokenizer.{name}")
         if isinstance(token_id, int) and not 0 <= token_id < token_count:
             raise ModelError(
@@ -528,8 +532,8 @@ def _fill_in(config: PreTrainedConfig, fields: Mapping[str, Value], prefix: str)
 def _is_read_for_a_layer_type(config: PreTrainedConfig, name: str, value: Value) -> bool:
     """Return whether transformers has read a setting of rotary positions for some type of layer.
 
-    For the width and the base of the positions, the configuration is compared with the file. Any
-    other setting is assumed to have been read.
+    A width or a base counts as read if the configuration that transformers made has the file's
+    value for some type. Any other setting is assumed to have been read.
 
     Args:
         config: A configuration with separate settings of positions for each type of layer, such as

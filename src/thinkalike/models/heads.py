@@ -59,7 +59,7 @@ def exchangeable_heads(config: object) -> int:
     if has_slopes:
         return 0
     n_heads = number_in(config, HEADS) or 0
-    n_groups = number_in(config, KEY_HEADS) or n_heads
+    n_groups = number_in(config, KEY_HEADS) or n_heads  # each has its own keys and values
     if n_groups > 1:
         return n_groups
     return n_heads

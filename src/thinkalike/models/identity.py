@@ -58,9 +58,11 @@ def note_libraries(model: FrozenModel) -> None:
 
 
 def check_libraries(model: FrozenModel) -> None:
-    """Raise a ModelError if code that libraries hold since the load changes a model's output.
+    """Raise a ModelError if code of the user in libraries now changes a model's output.
 
-    Other code alone is no error: it may belong to other models, or only watch passes.
+    Such code may be a replaced method of torch or transformers. It is compared with that at load.
+    If it is different, the model runs once; the same output is no error, since the code may belong
+    to other models, or only watch passes. A model that is no copy of one in memory is not checked.
     """
     at_load = model.library_code
     if at_load is None:

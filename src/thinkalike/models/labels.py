@@ -130,7 +130,7 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
 def _setting(config: ModelConfig, name: str, default: object) -> object:
     """Return a setting of a model, or `default` if its configuration has no such setting.
 
-    For the setting "path" of a model in memory, the digest of the model is returned instead.
+    A model in memory has no path: its digest, which tells it from others, is returned instead.
     """
     if name == "path" and isinstance(config, LoadedModelConfig):
         return config.digest

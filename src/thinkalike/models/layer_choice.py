@@ -115,8 +115,8 @@ def layers_of_sides(
         layers: "same" (each layer with that of the same number), "all" (all pairs), or a list
             whose entries are pairs, or single layers n for the pair (n, n).
         source_layers, target_layers: How many layers the two models have.
-        itself: Whether a model is compared with itself. Then both lists have the layers of both
-            sides.
+        itself: Whether a model is compared with itself. Then one pass gives the states of both
+            sides, so both lists have the layers of both sides.
     """
     pairs = pairs_of_layers(layers, source_layers, target_layers)
     sources = {source for source, _ in pairs}

@@ -277,7 +277,8 @@ def load_tokenizer(name: str, beside: Path) -> PreTrainedTokenizerBase:
     config = configured(name, {})
     with explaining_loading_errors(config), checkpoint_location(config) as (place, revision):
         source = config
-        if named_folder(config) is None:
+        is_on_the_hub = named_folder(config) is None
+        if is_on_the_hub:  # all files are read at one commit, also if the branch moves on
             source = replace(config, revision=revision)
         family = family_in(read_config_json(source, place), f"{place}/config.json")
         if family.reader == "native":

@@ -84,7 +84,7 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
     from thinkalike.models.stored_weights import check_dtypes
 
     config_json = json.loads(Path(place, "config.json").read_text())
-    _check_entries(config_json, place)
+    _warn_of_unread_entries(config_json, place)
     tokenizer = mini_tokenizer(place)
     module = build_mini(config_json["architecture"], len(tokenizer), config_json["seed"])
     _check_built(module, config_json["architecture"], place)
@@ -96,8 +96,10 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
     return Checkpoint(module.to(device=device, dtype=dtype), tokenizer, cast(int, longest))
 
 
-def _check_entries(config_json: Mapping[str, object], place: str) -> None:
+def _warn_of_unread_entries(config_json: Mapping[str, object], place: str) -> None:
     """Warn if the config.json of a model of the family `native` has entries that nothing reads.
+
+    Models of this family have the form of the small models that this package brings along.
 
     Args:
         config_json: The contents of config.json.

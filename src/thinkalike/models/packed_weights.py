@@ -53,6 +53,9 @@ class DecodedWeights:
     def __init__(self, stored: Weights, settings: Mapping[str, object]) -> None:
         """Check that weights of this quantisation can be decoded, and compute their shapes.
 
+        `stored` reads the tensors of the files, and `settings` are "quantization_config" of
+        config.json. Weights are decoded only when they are read.
+
         Raises:
             ModelError: They have an unusual number of bits or version, or the files are damaged.
         """
@@ -60,6 +63,7 @@ class DecodedWeights:
         self._method = str(settings["quant_method"])
         # The first format of GPTQ stores each zero point minus 1; "gptq_v2" stores it as it is.
         self._zeros_are_less_one = settings.get("checkpoint_format", "gptq") == "gptq"
+        # Settings of AWQ may state the bits as "w_bit". Those of bitsandbytes state no number.
         self._bits = int(str(settings.get("bits", settings.get("w_bit", 4))))
         if self._method != "bitsandbytes" and self._bits not in BITS_PACKED:
             raise ModelError(
@@ -156,6 +160,7 @@ class DecodedWeights:
         The tensor "g_idx" has the group of each input. Without it, consecutive inputs are divided
         into groups of equal size.
         """
+        # GPTQ packs along the inputs, and `_unpacked` unpacks along the last axis.
         numbers = self._unpacked(self._stored.read(f"{path}.qweight").T).T  # (in, out)
         zeros = self._unpacked(self._stored.read(f"{path}.qzeros"))  # (groups, out)
         if self._zeros_are_less_one:

@@ -97,8 +97,10 @@ def parts_of(model: FrozenModel) -> list[Part]:
 def _paths_by_part(model: FrozenModel) -> dict[tuple[int, str], list[str]]:
     """Return the paths of the modules of each part, by (layer, component).
 
-    A module before the blocks has layer -1 and belongs to the component "embedding". A module
-    after them has layer `model.n_layers` and belongs to the component "norms" or "unembedding".
+    Inside a block, they are its direct submodules that have weights. Outside of the blocks, they
+    are all modules with weights of their own: one before the blocks has layer -1 and belongs to
+    the component "embedding"; one after them has layer `model.n_layers` and belongs to the
+    component "norms" or "unembedding".
     """
     blocks = model.family.blocks
     module_of_block = re.compile(rf"{re.escape(blocks)}\.(\d+)\.([^.]+)$")
@@ -329,8 +331,8 @@ def _tied_weights(module: nn.Module) -> set[tuple[str, str]]:
 def _cut_vocabulary(model: FrozenModel, rows: int) -> None:
     """Keep the first `rows` rows of the embedding, and of the head and its bias, in place.
 
-    These are the weights outside the blocks that have a row for each token. The attributes of
-    their modules and of the model that state the number of rows are changed as well.
+    They are known by their length: weights outside the blocks with one row for each token. The
+    attributes of their modules and of the model that state the number of rows change as well.
     """
     for path, module in model.module.named_modules():
         if path.startswith(f"{model.family.blocks}."):

@@ -205,7 +205,11 @@ def _replaced_in_module(
 
 
 def _global_code() -> dict[tuple[str, str], object]:
-    """Return hooks around all modules, and modes that see operations of torch, of users."""
+    """Return code of users that torch runs around all modules or all operations.
+
+    It is hooks around the pass of every module, and modes, which see each operation of torch. Keys
+    are (module of torch, name with a number).
+    """
     from torch.nn.modules import module as torch_module
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack

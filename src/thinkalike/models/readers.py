@@ -367,7 +367,7 @@ def _refuse_faults(
 
     Args:
         faults: The names of the weights by what is wrong with them, such as "missing".
-        missing: The names of all missing weights, including those that are not faults.
+        missing: The names of all missing weights, including those that may be missing.
         module: The model that the checkpoint was read into.
         config: The configuration of the model.
         place: The folder, repository or GGUF file that was read.
@@ -381,8 +381,8 @@ def _refuse_faults(
     if is_gguf(place):
         source = "fields describe"
         remedy = TAKE_ORIGINAL
-    prefix = f"{module.base_model_prefix}."
-    is_only_head_missing = not any(name.startswith(prefix) for name in missing)
+    prefix_of_body = f"{module.base_model_prefix}."
+    is_only_head_missing = not any(name.startswith(prefix_of_body) for name in missing)
     has_head = module.base_model is not module
     if faults["missing"] and is_only_head_missing and has_head:
         body_name = type(module.base_model).__name__
@@ -605,7 +605,7 @@ def part_with_states(module: PreTrainedModel, config: ModelConfig, family: Famil
     body = module.base_model
     if not family.is_encoder_decoder:
         return cast(nn.Module, body)
-    has_decoder = body.get_decoder() is not body
+    has_decoder = body.get_decoder() is not body  # a model without one returns itself
     if config.side == "decoder" and not has_decoder:
         raise ModelError(
             f"{config.called} is an encoder without a decoder: remove "

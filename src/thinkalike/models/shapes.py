@@ -188,6 +188,7 @@ def _config_json_in_memory(config: LoadedModelConfig) -> Mapping[str, object]:
     settings = getattr(module, "config", None)
     if not isinstance(settings, PretrainedConfig):
         return {}
+    # All entries, also those with their defaults. The class may be another than the one stated.
     config_json: dict[str, object] = json.loads(settings.to_json_string(use_diff=False))
     return {**config_json, "architectures": [type(module).__name__]}
 
@@ -233,7 +234,8 @@ def _with_vocabulary(config_json: Mapping[str, object], folder: Path) -> Mapping
 def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
     """Return the sizes of a folder of stored states, as those of a model without weights.
 
-    Reading stored states takes no operations of the processor that would count.
+    The states stand in the place of a model, whose cost is asked for: nothing is to be loaded, and
+    reading stored states takes no operations of the processor that would count.
 
     Args:
         config: The folder.

@@ -258,8 +258,9 @@ def _forms(block: Block, tolerance: float) -> Iterator[Form]:
     yielded if the block has no state for each token.
 
     Args:
-        block: The recorded modules of the block.
-        tolerance: By how much a sum may differ, as a share of the sum of absolute values.
+        block: The recorded modules of the block, by their paths in it; that of the block is "".
+        tolerance: By how much a sum of states may differ from another state, as a share of the
+            sum of absolute values.
     """
     resid_pre = block[""].input
     resid_post = block[""].output
@@ -312,7 +313,8 @@ class _Sums:
         Args:
             total: The sum. If it or a summand is None, no module is returned.
             summands: The states to which the output is added.
-            after, before: The module must have begun and ended to run between these two moments.
+            after, before: The module must have begun and ended to run between these two moments,
+                counted over all modules that begin or end in a pass.
         """
         completing = []
         for run in self.writers:
@@ -389,9 +391,14 @@ def _named_pairs(
 ) -> Iterator[tuple[str, str]]:
     """Yield (path of attention, path of the MLP) for each pair of candidates.
 
-    The names of modules decide between candidates. A pair is left out if the name of its MLP is
-    that of attention. The first path is "" if the candidate for attention does not have such a
-    name.
+    The candidates fit by their outputs; here their names are checked as well. A pair is left out
+    if its candidate for the MLP is attention by its name. The first path is "" (not known) if the
+    candidate for attention is not attention by its name.
+
+    Args:
+        block: The modules of the block that ran.
+        attentions: The candidates for attention.
+        mlps: The candidates for the MLP.
     """
     for attention, mlp in itertools.product(attentions, mlps):
         if _is_attention(block, mlp):

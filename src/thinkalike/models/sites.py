@@ -71,6 +71,7 @@ class Sites:
                     f"{self._available_sites()}"
                 )
 
+        # The heads of which states are taken, one by one; None stands for all heads together.
         self.heads: list[int | None]
         if head is None:
             self.heads = [None]

@@ -120,9 +120,9 @@ def stream_basis(model: FrozenModel) -> StreamBasis | None:
 def _find_basis(model: FrozenModel) -> StreamBasis | None:
     """Return the basis of a model's stream, or None if the stream cannot be rotated.
 
-    A linear map is assumed to write to the stream if its output has the width of the stream and
-    its input is not the output of a norm. A copy of the model in the basis shows whether this is
-    so.
+    Its axes are the principal axes of all that is written to the stream. A linear map is assumed
+    to write to the stream if its output has the width of the stream and its input is not the
+    output of a norm. A copy of the model in the basis shows whether this is so.
     """
     paths = {module: path for path, module in model.module.named_modules()}
     embedding = embedding_of(model.module)
@@ -147,7 +147,7 @@ def _find_basis(model: FrozenModel) -> StreamBasis | None:
         writers=frozenset(writers),
         embedding=embedding_name,
     )
-    if not _is_proved(model, basis, tokens):
+    if not _gives_same_states(model, basis, tokens):
         return None
     return basis
 
@@ -274,12 +274,12 @@ def _divided_by_rms(states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
     return floats / rms.clamp(min=SMALLEST_NONZERO)
 
 
-def _is_proved(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"]) -> bool:
-    """Return whether a model computes the same in another basis of its residual stream.
+def _gives_same_states(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"]) -> bool:
+    """Return whether a model computes the same states in another basis of its residual stream.
 
     A copy of the model gets its weights in this basis, and the biases of weights that write to the
-    stream. Gains of norms are folded into the weights that read them. After each block, the
-    copy's states for `tokens` must be those of the model, rotated, up to rounding.
+    stream. Gains of norms are multiplied into the weights that read the norms. After each block,
+    the copy's states for `tokens` must be those of the model, rotated, up to rounding.
     """
     layers = list(range(model.n_layers))
     module = deepcopy(model.module)
@@ -290,6 +290,7 @@ def _is_proved(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"
         bias = module.get_submodule(name.removesuffix(".weight")).bias
         if isinstance(bias, Tensor):
             bias.copy_(bias.float() @ basis.axes)
+    # The check that a model can be cut at its blocks is skipped: `model` passed it.
     rotated_model = variant(model, module, f"{model.name} (rotated)", is_proved=True)
     with _without_gains(rotated_model, basis):
         states_of_copy = rotated_model.residuals(tokens, layers)

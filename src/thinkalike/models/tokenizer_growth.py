@@ -27,7 +27,7 @@ def check_growth(file: Path) -> None:
     """Raise a ModelError if a tokenizer.json may make a text more than MOST_GROWTH times as long.
 
     Its normaliser and its decoder may replace parts of a text by longer ones, one replacement
-    after the other. A file that is no JSON object is refused as well.
+    after the other, until memory is full. A file that is no JSON object is refused as well.
     """
     growth_of_stage = {}
     try:

@@ -163,10 +163,15 @@ class UnitModel:
     def heads_writing(self, heads: Heads) -> Float[Tensor, "n h d"]:
         """Return the vectors by which each of n heads writes its h outputs to the residual stream.
 
-        They are the slices of the output matrix of one block's attention, in float32.
+        They are the slices of the output matrix of one block's attention, in float32; d is the
+        width of the stream.
         """
         matrix = self._as_float32(heads.writing, self.weights.read(heads.writing))
-        if not _units_are_rows(heads.writing, tuple(matrix.shape), heads.width, is_reading=False):
+        # A weight is (d, n * h) in most models, and (n * h, d) in some such as GPT-2.
+        outputs_are_rows = _units_are_rows(
+            heads.writing, tuple(matrix.shape), heads.width, is_reading=False
+        )
+        if not outputs_are_rows:
             matrix = matrix.T
         return matrix.reshape(heads.heads, -1, heads.width)
 
@@ -435,7 +440,8 @@ def _first_blocks(blocks: set[tuple[str, int]]) -> dict[str, int]:
     first_block = dict.fromkeys(stacks, 0)
     for stack, next_stack in itertools.pairwise(stacks):
         numbers_in_stack = [number for path, number in blocks if path == stack]
-        first_block[next_stack] = first_block[stack] + max(numbers_in_stack) + 1
+        n_blocks_of_stack = max(numbers_in_stack) + 1  # they are counted from 0
+        first_block[next_stack] = first_block[stack] + n_blocks_of_stack
     return first_block
 
 
@@ -449,7 +455,8 @@ def _heads_of_blocks(shapes: Mapping[str, tuple[int, ...]], heads: int, width: i
         heads: The number of heads of each block; 0 if it is not known.
         width: The width of the residual stream.
     """
-    found: list[tuple[str, Heads]] = []  # the stack of blocks, and heads with a number in it
+    # Pairs of a stack of blocks, such as "encoder.layers", and heads whose block is counted in it.
+    found: list[tuple[str, Heads]] = []
     for name, shape in shapes.items():
         in_block = IN_BLOCK.match(name)
         if in_block is None or OF_OTHER_INPUTS.search(name):
@@ -571,7 +578,8 @@ class StoredWeights:
     def __init__(self, folder: Path):
         """Read the names and shapes of all weights; their values are read later.
 
-        The folder has at least one file of weights, or an index that names several.
+        The folder has at least one file of weights, or an index that names several. Of more, the
+        first is read in the order in which transformers looks for them.
         """
         self.folder = folder
         file_or_index = next(file for file in WEIGHT_FILES if (folder / file).is_file())
@@ -623,9 +631,10 @@ class LoadedWeights:
     """The weights of a model in memory; packed and adapted linear maps are read as one matrix."""
 
     def __init__(self, model: FrozenModel):
-        """Separate linear maps whose matrix must be computed from tensors that are read directly.
+        """List the weights of a model: tensors to be read, and linear maps to be computed.
 
-        A matrix must be computed if the map is packed by a quantisation or wrapped by an adapter.
+        The matrix of a linear map must be computed if the map is packed by a quantisation or
+        wrapped by an adapter, since none of its tensors is the matrix that it multiplies by.
         """
         # Linear maps that are packed by a quantisation or wrapped by an adapter, by weight name.
         self._linear: dict[str, nn.Module] = {}
