@@ -334,6 +334,7 @@ def live_adapter(model: PeftModel, called: str) -> PreTrainedModel:
         # No rows of an embedding of the adapter: the model in memory has the adapter's already.
         return Adapted(peft_model, rows=0, outputs=outputs)
 
+    # It merges one copy, and makes another one where merging fails.
     dtype = embedding_of(model.get_base_model()).dtype
     module, _no_rows = run_adapted(make_copy, called, TOLERANCE[dtype])
     return module

@@ -91,7 +91,7 @@ def copied(module: ModuleT, copies: dict[int, object] | None = None) -> ModuleT:
     try:
         copy = deepcopy(module, copies)
     except Exception as error:  # an object may raise any when it is copied
-        _name_what_cannot_be_copied(module)
+        _name_what_cannot_be_copied(module)  # raises an error if it is a single attribute
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise ModelError(f"the model cannot be copied ({reason})") from error
     for submodule in copy.modules():

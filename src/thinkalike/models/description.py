@@ -172,8 +172,9 @@ class Description:
         """Return the steps of the objects that a later description describes differently.
 
         If an object's text differs because of an object inside it, only the inner one is returned.
-        An object that holds more or fewer objects than before is returned itself. An object that
-        the later description lacks has not changed.
+        An object that holds more or fewer objects than before is returned itself, since the steps
+        to those inside it are numbers, which shift. An object that the later description lacks
+        has not changed.
         """
         with_other_text: set[Steps] = set()
         for steps, text in self.texts.items():
@@ -183,7 +184,7 @@ class Description:
         for steps in with_other_text:
             if self.held_counts.get(steps, 0) != later.held_counts.get(steps, 0):
                 with_other_size.add(steps)
-        # The steps to an object begin with the steps to the one that holds it.
+        # The steps to an object are the steps to the one that holds it, and one more.
         holders_of_changes = {steps[:-1] for steps in with_other_text}
         innermost = with_other_text - holders_of_changes
         return with_other_size | innermost

@@ -421,8 +421,8 @@ def pick_device(name: str, key: str = "model.device") -> str:
     """Check that this machine has a device, and return its name.
 
     Args:
-        name: A device as torch calls it, such as "cuda:1", or "auto": CUDA's first GPU if there is
-            one, and else the CPU.
+        name: A device as torch calls it, such as "cuda:1" or "mps", or "auto": CUDA's current GPU
+            if there is one, and else the CPU. "auto" never means "mps".
         key: The setting that names the device, for the error.
 
     Raises:

@@ -353,6 +353,7 @@ class FrozenModel:
                 f"choose a language model, or compare states: {named_setting('measure', 'cka')}"
             )
             raise ModelError(f"{self.name} predicts no next token, so it has no tail; {remedy}")
+        # Rows of one token, so that no row is too long for the model's positions.
         one_token_per_row = residual.reshape(-1, 1, residual.shape[-1])
         logits = self.output(one_token_per_row)
         return logits.view(*residual.shape[:-1], -1)
@@ -388,6 +389,7 @@ class FrozenModel:
         """
         if self.output_error is not None:
             raise self.output_error
+        # All blocks are skipped, and the module's own code after them runs.
         return self._continued(residual, self.n_layers, mask)
 
     def prove_again(self) -> None:
@@ -573,9 +575,9 @@ class FrozenModel:
         """
         tokenizer = self.tokenizer
         special_ids = tokenizer("", verbose=False)["input_ids"]  # an empty text has no others
-        around_text = " ".join(tokenizer.convert_ids_to_tokens(special_ids)) or None
+        around_text = " ".join(tokenizer.convert_ids_to_tokens(special_ids)) or "None"
         before_row = f"{tokenizer.bos_token} " if self.bos_each_row else ""
-        after_row = tokenizer.eos_token or tokenizer.sep_token or None
+        after_row = tokenizer.eos_token or tokenizer.sep_token or "None"
         return f"text: {around_text}; row: {before_row}... {after_row}"
 
     def describe(self) -> dict[str, str]:

@@ -347,6 +347,9 @@ def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
 def _check_copy(model: FrozenModel, original: PreTrainedModel, expected: torch.Tensor) -> None:
     """Raise a ModelError unless a copy of a model gives the output of the model itself.
 
+    The error names one of two causes: the original's cache of keys and values, or else code of the
+    user that holds its weights.
+
     Args:
         model: The copy.
         original: The model that was copied.
@@ -446,13 +449,14 @@ def _note_outputs(model: FrozenModel, outputs: dict[str, list[str]]) -> None:
 def _without_numbers(module: nn.Module) -> Iterator[None]:
     """Set all tensors that a model holds to zero while the context is open.
 
-    The numbers themselves are set to zero, and restored from a copy. Those in memory that cannot
-    be written, as of a file that is mapped to read it, cannot change; those in memory that other
-    processes share, or that is written to a file, must not. There, the tensor is given zeros in
-    other memory. A tensor of a subclass that has no memory of its own keeps its values.
+    Zeros are written into the memory of each tensor, so that all who share this memory see them,
+    and its numbers are restored from a copy. Two kinds of memory are not written: that of a file
+    that was mapped for reading, which cannot be, and that which other processes or a file share,
+    which must not be. A tensor in such memory is given zeros in other memory instead. A tensor of
+    a subclass that has no memory of its own keeps its values.
     """
-    values: list[tuple[torch.Tensor, torch.Tensor]] = []
-    kept_in_place: list[tuple[torch.Tensor, torch.Tensor]] = []
+    numbers_and_copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    tensors_not_to_write: list[tuple[torch.Tensor, torch.Tensor]] = []  # with their data
     shared_ranges = _shared_ranges()
     seen: set[tuple[object, ...]] = set()
     for tensor in tensors_held(module):
@@ -462,31 +466,31 @@ def _without_numbers(module: nn.Module) -> Iterator[None]:
         start = numbers.data_ptr()
         is_shared = any(first <= start < end for first, end in shared_ranges)
         if is_shared or not _can_be_written(numbers):
-            kept_in_place.append((tensor, tensor.data))
+            tensors_not_to_write.append((tensor, tensor.data))
             continue
         place = (numbers.data_ptr(), numbers.shape, numbers.stride(), numbers.dtype)
         if place not in seen:  # tensors may share numbers
             seen.add(place)
-            values.append((numbers, numbers.clone()))
+            numbers_and_copies.append((numbers, numbers.clone()))
     try:
-        for numbers, _ in values:
+        for numbers, _ in numbers_and_copies:
             numbers.zero_()
-        for tensor, data in kept_in_place:
+        for tensor, data in tensors_not_to_write:
             tensor.data = torch.zeros_like(data)
         yield
     finally:
-        for numbers, kept in values:
-            numbers.copy_(kept)
-        for tensor, data in kept_in_place:
+        for numbers, copy_of_numbers in numbers_and_copies:
+            numbers.copy_(copy_of_numbers)
+        for tensor, data in tensors_not_to_write:
             tensor.data = data
 
 
 def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a tensor of integers that shares the memory of a tensor.
 
-    Autograd counts changes of a tensor, but does not notice when these integers are written.
-    Entries of the tensor that share one number in memory, as after `Tensor.expand`, are in the
-    result once. None means that the tensor has no memory.
+    When the integers are written, the tensor changes, but autograd does not notice, which would
+    refuse a later backward pass. Entries of the tensor that share one number in memory, as
+    after `Tensor.expand`, are in the result once. None means that the tensor has no memory.
     """
     start, end = bytes_spanned(tensor)
     if start == end:

@@ -170,16 +170,17 @@ def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
     """
     device = torch.device(pick_device(config.device))
     dtype = getattr(torch, config.dtype)
-    base = base_of(config)
-    source = base or config  # the model whose weights are read
+    base = base_of(config)  # None: the model is no adapter
+    source = base or config  # the model whose weights are read first
     adapter = named_folder(config) if base else None
     with checkpoint_location(source) as (place, revision):
         if named_folder(source) is None:
             source = replace(source, revision=revision)  # so that all files are of one commit
         config_json = read_config_json(source, place)
+        # The setting `model.family` comes first; "auto" is no family.
         family = FAMILIES.get(source.family) or family_in(config_json, f"{place}/config.json")
         check_settings(config, family)
-        if not config.implausible:
+        if not config.implausible:  # the setting that accepts a model as it is
             check_rope(config_json, config.called)
         quantization = stated_quantization(config_json)
         if quantization and config.quantization:

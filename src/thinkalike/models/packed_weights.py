@@ -265,8 +265,8 @@ def _columns_in_order(numbers: Int[Tensor, "n m"]) -> Int[Tensor, "n m"]:
 def packed_settings(config_json: Mapping[str, object]) -> Mapping[str, object] | None:
     """Return the settings of a quantisation whose packed weights can be decoded here, or None.
 
-    They are the section "quantization_config" of config.json, or of its section about the text
-    model.
+    Those of GPTQ, AWQ and bitsandbytes can be. The settings are the section "quantization_config"
+    of config.json, or of its section about the text model.
     """
     for section in (config_json, config_json.get("text_config")):
         if isinstance(section, Mapping):

@@ -193,14 +193,20 @@ def _replaced_in_module(
 ) -> Iterator[tuple[str, object]]:
     """Yield the names of functions and classes that replace those of a module, and what they are.
 
-    A name that the code of the library does not use replaces nothing. A partial of the very
-    function whose place it has, which presets an argument, was put there by a user.
+    These are functions and classes of the user. A name that the code of the library does not use
+    replaces nothing. A partial of the very function whose place it has, which presets an argument,
+    was put there by a user, too.
+
+    Args:
+        library: The name of the module.
+        entries: The entries of the module by name.
     """
     for name, value in list(entries.items()):
         if not callable(value) or name not in names_in_library(library):
             continue
-        presets = type(value) is functools.partial and getattr(value.func, "__name__", "") == name
-        if presets or is_of_user(value):
+        is_partial = type(value) is functools.partial
+        presets_arguments = is_partial and getattr(value.func, "__name__", "") == name
+        if presets_arguments or is_of_user(value):
             yield name, value
 
 

@@ -387,6 +387,7 @@ def _check_loss(model: CutModel) -> None:
     tokens = torch.tensor([ids])
     logits = model.full(tokens)[0].float().cpu()
     targets = tokens[0]
+    # A masked language model predicts each token of the sentence, although none is masked.
     if model.predicts == "next":
         logits = logits[:-1]
         targets = targets[1:]

@@ -99,7 +99,7 @@ def _layers_to_cut_after(model: CutModel) -> list[Layer]:
         return [last]  # blocks of a decoder also read what its encoder made of the tokens
     config = config_of_text_model(model.module)
     kind_of_layer: list[object] = []
-    for name in LAYER_KINDS:
+    for name in LAYER_KINDS:  # such as layer_types
         value = getattr(config, name, None)
         if isinstance(value, list):
             kind_of_layer = value
@@ -114,9 +114,9 @@ def _layers_to_cut_after(model: CutModel) -> list[Layer]:
 def _longest_window(model: CutModel) -> int | None:
     """Return the longest attention window, in tokens, that needs a longer row of sample tokens.
 
-    None means that no window does: the configuration states no window; or the usual row of 16
-    sample tokens is longer than all windows anyway; or even the longest possible row is not longer
-    than a window by BEYOND_WINDOW tokens.
+    Such a row must be longer than the window by BEYOND_WINDOW tokens, so that the window cuts
+    tokens off. A window does not count if the usual row of 16 sample tokens is long enough for it,
+    or if the longest possible row is too short. None means that no window counts.
     """
     config = config_of_text_model(model.module)
     usual_row_length = 16  # of `sample_tokens`
@@ -299,6 +299,7 @@ def check_finite_weights(module: nn.Module, name: str) -> None:
             continue
         wrong_count = int((~tensor.isfinite()).sum())
         if wrong_count:  # otherwise all values are finite, and only their sum overflowed
+            # A value beyond 65,504 becomes infinite when it is cast to float16.
             has_overflowed = tensor.dtype == torch.float16 and not tensor.isnan().any()
             remedy = "; they may be in float32" if has_overflowed else ""
             raise ModelError(

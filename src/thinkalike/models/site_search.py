@@ -284,7 +284,11 @@ class _Sums:
     """
 
     def __init__(self, block: Block, resid_pre: Tensor, resid_post: Tensor, tolerance: float):
-        """Find the modules inside the block that read or write states of the stream's shape."""
+        """Find the modules inside the block that read or write states of the stream's shape.
+
+        `resid_pre` and `resid_post` are the block's input and output; sums may differ by
+        `tolerance`, a share of all that is added.
+        """
         self.block = block
         self.resid_pre = resid_pre
         self.resid_post = resid_post
@@ -292,9 +296,11 @@ class _Sums:
         self.writers: list[ModuleRun] = []
         self.readers: list[ModuleRun] = []
         for path, run in block.items():
-            if path and run.output is not None and run.output.shape == resid_post.shape:
+            if path == "":  # the block itself
+                continue
+            if run.output is not None and run.output.shape == resid_post.shape:
                 self.writers.append(run)
-            if path and run.input is not None and run.input.shape == resid_post.shape:
+            if run.input is not None and run.input.shape == resid_post.shape:
                 self.readers.append(run)
 
     def is_sum_of(self, total: Tensor | None, *summands: Tensor | None) -> bool:

@@ -99,8 +99,12 @@ def _added_outputs(module: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
 
 @contextlib.contextmanager
 def added_outputs_off(module: nn.Module) -> Iterator[None]:
-    """Switch ADDED_OUTPUTS off in the configuration of a model while the context is open."""
-    entries = _added_outputs(module)
+    """Switch ADDED_OUTPUTS off in the configuration of a model while the context is open.
+
+    They are entries that ask a pass for more than logits, such as `use_cache`. The body of the
+    `with` statement may end passes early, which such outputs do not survive.
+    """
+    entries = _added_outputs(module)  # (configuration, name) of each that is on
     try:
         for config, name in entries:
             setattr(config, name, False)

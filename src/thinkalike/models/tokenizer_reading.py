@@ -186,8 +186,9 @@ def dropout_of(tokenizer: PreTrainedTokenizerBase) -> float | None:
 def _encodes_as_in_file(tokenizer: PreTrainedTokenizerBase, file: str) -> bool:
     """Return whether a tokenizer encodes some texts as a tokenizer.json does by itself.
 
-    The class of the tokenizer may overrule the file. Dropout, truncation and padding, which the
-    file may state, are switched off for the comparison.
+    The class of the tokenizer may overrule the file. The texts are a sentence, and ones on which
+    such classes differ, such as with spaces or special tokens. Dropout, truncation and padding,
+    which the file may state, are switched off for the comparison.
 
     Args:
         tokenizer: The tokenizer, as transformers read it.
