@@ -205,7 +205,7 @@ def _view_of_copy(tensor: Tensor, copies: Mapping[int, object]) -> Tensor:
         tensor: Any tensor that was not copied itself.
         copies: The copies by the `id` of the original, as `deepcopy` leaves them.
     """
-    start, end = bytes_spanned(tensor)
+    start, end = bytes_spanned(tensor)  # addresses; equal if the tensor has no memory
     # `deepcopy` keeps the originals alive in a list, under the `id` of the dictionary itself.
     originals = cast(list[object], copies.get(id(copies), []))
     for original in originals:

@@ -345,7 +345,7 @@ class Description:
             elif name in unread_names or UNREAD.search(name.lstrip("_")):
                 continue
             elif _are_handles(value):
-                continue  # the hooks themselves are described with the module that runs them
+                continue  # they remove hooks, which are described with the module that runs them
             elif id(value) not in self.configs:
                 yield name, self.text_of(value, name)
         for name in module._non_persistent_buffers_set:
@@ -357,7 +357,7 @@ class Description:
         These are functions and methods, such as ones that a user replaced, that the library of the
         class did not define. Without any, the text is the name alone. Each class is described only
         once; its text is then stored. A class of the user's own marks the description as
-        incomplete (`is_complete`), since its code is not looked into.
+        incomplete (`is_complete`), since its code may read anything, such as a file.
         """
         if described_class in self.classes:
             return self.classes[described_class]

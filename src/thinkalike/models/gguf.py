@@ -338,7 +338,8 @@ def _scales_of_positions(header: Header, architecture: str) -> list[str]:
     for field, value in header.fields.items():
         name = field.removeprefix(prefix)
         is_scaling = field.startswith(prefix) and name.startswith("rope.scaling.")
-        if is_scaling and name not in WITHOUT_EFFECT and not _is_neutral(name, value):
+        has_effect = name not in WITHOUT_EFFECT and not _is_neutral(name, value)
+        if is_scaling and has_effect:
             scales.append(f"{name}={short(value)}")
     return scales
 
@@ -347,7 +348,8 @@ def _is_neutral(name: str, value: Value) -> bool:
     """Return whether a field of a GGUF file has no effect with this value.
 
     Values without effect are False, "none", an empty text, 0, and for a factor 1. Attention is
-    causal by default, so "attention.causal" has no effect if it is True.
+    causal by default, so "attention.causal" has no effect if it is True. `name` is the name of the
+    field without the architecture in front.
     """
     if name == "attention.causal":
         return value is True

@@ -431,6 +431,7 @@ def _note_outputs(model: FrozenModel, outputs: dict[str, list[str]]) -> None:
     """
 
     def record(path: str, module: nn.Module, args: object, output: object) -> None:
+        """Note the digest of a module's main output, as a hook after the module at `path`."""
         main_output = None
         with contextlib.suppress(LookupError, TypeError):  # it may be empty, or no sequence
             main_output = first_tensor(output)

@@ -29,7 +29,7 @@ def configured(
     if isinstance(model, ModelConfig):
         return model_named(model, plain_settings)
     name_or_path = checked_path("model", model)
-    is_known_name = name_or_path in options("model")
+    is_known_name = name_or_path in options("model")  # an everyday name
     is_path = isinstance(model, os.PathLike) or (not is_known_name and is_there(name_or_path))
     if is_path:
         name_or_path = str(Path(name_or_path).absolute())

@@ -158,7 +158,7 @@ def _zero_lines_in_words(model: CutModel, path: str, weight: Tensor) -> str:
     is_zero_column = ~table.any(dim=0)
     n_zero_columns = int(is_zero_column.sum())
     owner = model.module.get_submodule(path.rpartition(".")[0])
-    is_table_of_tokens = len(table) == model.vocabulary
+    is_table_of_tokens = len(table) == model.vocabulary  # a row for each token id
     if is_table_of_tokens:
         tokenizer = model.tokenizer
         special_ids = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}

@@ -446,6 +446,7 @@ def _check_causal(model: CutModel, tokens: Tokens) -> None:
     has_masked_class = any(head.predicts == "hidden" for head in heads)
     if has_masked_class:
         remedy = "save it with AutoModelForMaskedLM"
+    # BERT and its like predict the next token only if the configuration says so.
     if hasattr(config, "is_decoder"):
         remedy = (
             "if trained on earlier tokens alone, write is_decoder: true in its config.json; else "

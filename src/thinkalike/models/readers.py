@@ -554,7 +554,7 @@ def _placement(config: ModelConfig, device: torch.device) -> dict[str, object]:
     if config.quantization:
         from transformers import BitsAndBytesConfig
 
-        in_8bit = config.quantization == "8bit"
+        in_8bit = config.quantization == "8bit"  # otherwise it is "4bit"
         settings: dict[str, object] = {"load_in_8bit": in_8bit, "load_in_4bit": not in_8bit}
         if not in_8bit:
             settings["bnb_4bit_compute_dtype"] = getattr(torch, config.dtype)

@@ -89,8 +89,8 @@ def dtype_name(tensor: StoredTensor) -> str:
     """
     if isinstance(tensor, TensorSlice):
         return str(tensor.get_dtype())
-    name = str(tensor.dtype).removeprefix("torch.")
-    return FLOATING.get(name, name)
+    name_in_torch = str(tensor.dtype).removeprefix("torch.")
+    return FLOATING.get(name_in_torch, name_in_torch)  # from names of torch to safetensors'
 
 
 def check_one_set(folder: Path) -> None:

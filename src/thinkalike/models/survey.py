@@ -124,6 +124,7 @@ def _outputs_of_blocks(model: CutModel) -> tuple[list[int], list[object]]:
     outputs: list[object] = []
 
     def record(number: int, block: nn.Module, args: Arguments, output: object) -> None:
+        """Note that the block of this number ran, as a hook after it."""
         order.append(number)
         outputs.append(output)
 

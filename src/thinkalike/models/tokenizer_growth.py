@@ -72,6 +72,7 @@ class _Replacement(NamedTuple):
         """
         if self.pattern is None:  # a regular expression
             return True
+        # Any match that overlaps inserted text has a letter of it.
         letters_of_pattern = set(self.pattern)
         return any(letters_of_pattern & set(content) for content in contents)
 

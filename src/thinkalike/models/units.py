@@ -270,7 +270,7 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
             return None
         folder = Path(place)
         check_one_set(folder)
-        is_mini = family.reader == "native"
+        is_mini = family.reader == "native"  # a small model of the form of those in this package
         tokenizer = mini_tokenizer(place) if is_mini else read_tokenizer(config, place)
         facts = {
             "name": name,
@@ -283,8 +283,8 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
             weights = DecodedWeights(weights, packed)
         # `exchangeable_heads` reads the entries as attributes.
         text_config = SimpleNamespace(**text_section(config_json))
-        heads = exchangeable_heads(text_config)
-        return unit_model(name, weights, tokenizer.get_vocab(), facts, heads)
+        n_heads = exchangeable_heads(text_config)
+        return unit_model(name, weights, tokenizer.get_vocab(), facts, n_heads)
 
 
 def units_of_model(model: FrozenModel, name: str) -> UnitModel:
@@ -294,8 +294,8 @@ def units_of_model(model: FrozenModel, name: str) -> UnitModel:
     """
     weights = LoadedWeights(model)
     facts = model.describe() | {"name": name}
-    heads = exchangeable_heads(config_of_text_model(model.module))
-    return unit_model(name, weights, model.tokenizer.get_vocab(), facts, heads)
+    n_heads = exchangeable_heads(config_of_text_model(model.module))
+    return unit_model(name, weights, model.tokenizer.get_vocab(), facts, n_heads)
 
 
 def unit_model(

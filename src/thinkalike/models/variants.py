@@ -58,6 +58,7 @@ def randomised(model: FrozenModel, seed: int) -> FrozenModel:
     with torch.no_grad():
         for weight in module.parameters():
             if weight.dim() > 1:
+                # On the CPU, so that every device has the same numbers.
                 noise = torch.randn(weight.shape, generator=generator)
                 weight.copy_(noise * weight.float().std().cpu())
     # The check that a model can be cut at its blocks is skipped: `model` passed it.
