@@ -27,7 +27,7 @@ from thinkalike.models.module_facts import (
     sample_tokens,
 )
 from thinkalike.models.proof import LONGEST_PROOF
-from thinkalike.models.stored_weights import check_dtypes, check_one_set
+from thinkalike.models.stored_weights import check_dtypes, check_weight_files_agree
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -83,7 +83,7 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what PEFT says of missing weights is checked here
         try:
-            check_one_set(folder)
+            check_weight_files_agree(folder)
             stored = _stored_weights(folder)
             shapes = [tuple(weight.shape) for weight in stored.values()]
             check_adapter(folder, shapes, dict(module.named_modules()))
@@ -207,7 +207,7 @@ def _peft_model(
     return peft_model, unexpected_names
 
 
-def _check_wrappers(model: PeftModel, called: str) -> None:
+def _check_no_code_in_wrappers(model: PeftModel, called: str) -> None:
     """Raise a ModelError if what PEFT puts around a model runs code that was added to it.
 
     Such code is a hook, a replaced `forward`, or a class of the user. The plain model that is cut
@@ -325,7 +325,7 @@ def live_adapter(model: PeftModel, called: str) -> PreTrainedModel:
             as hooks of the user around them), so that no plain model gives its outputs.
     """
     _check_mergeable(model.active_peft_config, called)
-    _check_wrappers(model, called)
+    _check_no_code_in_wrappers(model, called)
 
     def make_copy() -> Adapted:
         """Return a copy of the model, with its outputs for sample tokens."""

@@ -220,7 +220,7 @@ def _checked_reading(path: Path) -> _Reading:
 
     read_fields = _fields_read(path, architecture, config)
     prefix = f"{architecture}."
-    _check_types(header, path, prefix, read_fields)
+    _check_types_of_fields(header, path, prefix, read_fields)
     # `_fill_in` reads the width of rotary positions, whether or not transformers does.
     for name in sorted(read_fields | {"rope.dimension_count"}):
         size = fields.get(f"{prefix}{name}")
@@ -265,7 +265,9 @@ def _check_is_model(fields: Mapping[str, Value], path: Path) -> None:
         )
 
 
-def _check_types(header: Header, path: Path, prefix: str, read_fields: Collection[str]) -> None:
+def _check_types_of_fields(
+    header: Header, path: Path, prefix: str, read_fields: Collection[str]
+) -> None:
     """Raise a ModelError if a field of a GGUF file has another type than the format gives it.
 
     Python would take the text "false" for true, and true for the number 1. Fields that the format
@@ -338,13 +340,13 @@ def _scales_of_positions(header: Header, architecture: str) -> list[str]:
     for field, value in header.fields.items():
         name = field.removeprefix(prefix)
         is_scaling = field.startswith(prefix) and name.startswith("rope.scaling.")
-        has_effect = name not in WITHOUT_EFFECT and not _is_neutral(name, value)
+        has_effect = name not in WITHOUT_EFFECT and not _has_no_effect(name, value)
         if is_scaling and has_effect:
             scales.append(f"{name}={short(value)}")
     return scales
 
 
-def _is_neutral(name: str, value: Value) -> bool:
+def _has_no_effect(name: str, value: Value) -> bool:
     """Return whether a field of a GGUF file has no effect with this value.
 
     Values without effect are False, "none", an empty text, 0, and for a factor 1. Attention is
@@ -472,7 +474,7 @@ def _fields_without_reader(
         is_dealt_with_elsewhere = CHANGES_A_PASS.search(last_part) or name.startswith(
             "rope.scaling."
         )
-        if is_dealt_with_elsewhere or _is_neutral(name, value):
+        if is_dealt_with_elsewhere or _has_no_effect(name, value):
             continue
         name_in_config = NAMES_IN_CONFIG.get(last_part, last_part)
         if getattr(config, name_in_config, None) != value:
@@ -526,7 +528,7 @@ def _fill_in(config: PreTrainedConfig, fields: Mapping[str, Value], prefix: str)
                 rope["partial_rotary_factor"] = rotary_width / width
         elif entry:
             setattr(config, entry, value)
-        elif not _is_neutral(name, value):
+        elif not _has_no_effect(name, value):
             unread.append(f"{field}={short(value)}")
     return unread
 

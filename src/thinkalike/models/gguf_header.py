@@ -129,7 +129,7 @@ def _header(path: Path) -> Header:
         alignment = _alignment(fields)
         start = 0
         for _ in range(tensor_count):
-            name, type_name, stop = _tensor(cursor, start)
+            name, type_name, stop = _read_tensor_description(cursor, start)
             if name in types:
                 raise ValueError(f"it has two tensors of the name {name}")
             types[name] = type_name
@@ -149,7 +149,7 @@ def _alignment(fields: dict[str, Value]) -> int:
     return alignment
 
 
-def _tensor(cursor: _Cursor, expected_start: int) -> tuple[str, str, int]:
+def _read_tensor_description(cursor: _Cursor, expected_start: int) -> tuple[str, str, int]:
     """Read the description of one tensor in the header.
 
     Args:

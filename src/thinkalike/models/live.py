@@ -132,7 +132,7 @@ def load_live(
         with _explaining_failure_of_copy(live.module, config.name):
             frozen = _frozen_copy(live, copy, config, family, device)
         if expected is not None:
-            _check_copy(frozen, live.module, expected)
+            _check_output_of_copy(frozen, live.module, expected)
         note_libraries(frozen)
         if _has_code_of_user(live):
             _check_own_weights(frozen, live.original)
@@ -337,14 +337,16 @@ def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
     `name` is the model's name in errors.
     """
     embedding = embedding_of(module)
-    # The same tokens as in `_check_copy`.
+    # The same tokens as in `_check_output_of_copy`.
     tokens = sample_tokens(len(embedding), longest_row(module) or DEFAULT_CONTEXT)
     with torch.no_grad(), explaining_pass_errors(name), evaluation_mode(module):
         output = module(tokens.to(embedding.device))
         return first_tensor(output).clone()
 
 
-def _check_copy(model: FrozenModel, original: PreTrainedModel, expected: torch.Tensor) -> None:
+def _check_output_of_copy(
+    model: FrozenModel, original: PreTrainedModel, expected: torch.Tensor
+) -> None:
     """Raise a ModelError unless a copy of a model gives the output of the model itself.
 
     The error names one of two causes: the original's cache of keys and values, or else code of the
@@ -394,11 +396,11 @@ def _check_own_weights(model: FrozenModel, original: nn.Module) -> None:
     """
     before: dict[str, list[str]] = {}
     without_original: dict[str, list[str]] = {}
-    _note_outputs(model, before)
+    _note_digests_of_outputs(model, before)
     has_failed = False
     with _without_numbers(original):
         try:
-            _note_outputs(model, without_original)
+            _note_digests_of_outputs(model, without_original)
         # Code of the user may raise any exception, such as for a division by zero.
         except Exception as error:
             if out_of_memory_error(error):
@@ -408,7 +410,7 @@ def _check_own_weights(model: FrozenModel, original: nn.Module) -> None:
         return
     # Sums on a GPU may round differently in each pass, which shows nothing.
     again: dict[str, list[str]] = {}
-    _note_outputs(model, again)
+    _note_digests_of_outputs(model, again)
     for path, outputs in before.items():
         if outputs == again.get(path) and outputs != without_original.get(path):
             place = path or type(model.module).__name__
@@ -421,7 +423,7 @@ def _check_own_weights(model: FrozenModel, original: nn.Module) -> None:
             )
 
 
-def _note_outputs(model: FrozenModel, outputs: dict[str, list[str]]) -> None:
+def _note_digests_of_outputs(model: FrozenModel, outputs: dict[str, list[str]]) -> None:
     """Note digests of what each module of a model gives for a long row of sample tokens.
 
     Args:
@@ -458,10 +460,10 @@ def _without_numbers(module: nn.Module) -> Iterator[None]:
     """
     numbers_and_copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     tensors_not_to_write: list[tuple[torch.Tensor, torch.Tensor]] = []  # with their data
-    shared_ranges = _shared_ranges()
+    shared_ranges = _shared_address_ranges()
     seen: set[tuple[object, ...]] = set()
     for tensor in tensors_held(module):
-        numbers = _numbers_of(tensor)
+        numbers = _integers_in_memory_of(tensor)
         if numbers is None:
             continue
         start = numbers.data_ptr()
@@ -486,7 +488,7 @@ def _without_numbers(module: nn.Module) -> Iterator[None]:
             tensor.data = data
 
 
-def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
+def _integers_in_memory_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a tensor of integers that shares the memory of a tensor.
 
     When the integers are written, the tensor changes, but autograd does not notice, which would
@@ -506,7 +508,7 @@ def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return numbers
 
 
-def _shared_ranges() -> list[tuple[int, int]]:
+def _shared_address_ranges() -> list[tuple[int, int]]:
     """Return the ranges of addresses that are shared with a file or with other processes.
 
     Only Linux tells; elsewhere there are none.
@@ -619,16 +621,16 @@ def _tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer in a folder or in a downloaded repository, or None.
 
     None means that none can be read without asking the hub, that it is damaged, or that it may
-    make texts very many times as long (`check_growth`).
+    make texts very many times as long (`check_growth_of_texts`).
     """
     from transformers import AutoTokenizer
 
-    from thinkalike.models.tokenizer_growth import check_growth
+    from thinkalike.models.tokenizer_growth import check_growth_of_texts
 
     file = Path(place, "tokenizer.json")
     try:
         if file.is_file():
-            check_growth(file)
+            check_growth_of_texts(file)
         return AutoTokenizer.from_pretrained(place, local_files_only=True)
     except Exception:  # the library raises any, for files of any content
         return None

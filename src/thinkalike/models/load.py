@@ -188,7 +188,7 @@ def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
                 f"{config.called} is quantised already ({quantization}); remove "
                 f"{named_setting('model.quantization', config.quantization)}"
             )
-        checkpoint = _read(source, family, place, device, dtype, adapter)
+        checkpoint = _read_checkpoint(source, family, place, device, dtype, adapter)
         # For a GGUF file, the reader has filled this in from the types of the tensors.
         if not checkpoint.quantization:
             checkpoint = checkpoint._replace(quantization=quantization)
@@ -198,7 +198,7 @@ def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
     )
 
 
-def _read(
+def _read_checkpoint(
     config: ModelConfig,
     family: Family,
     place: str,

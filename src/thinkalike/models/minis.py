@@ -87,7 +87,7 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
     _warn_of_unread_entries(config_json, place)
     tokenizer = mini_tokenizer(place)
     module = build_mini(config_json["architecture"], len(tokenizer), config_json["seed"])
-    _check_built(module, config_json["architecture"], place)
+    _check_built_as_stated(module, config_json["architecture"], place)
     weights = load_file(f"{place}/model.safetensors")
     last_names = {name.rpartition(".")[2] for name, _ in module.named_parameters()}
     check_dtypes(weights, place, last_names)
@@ -123,7 +123,9 @@ def _warn_of_unread_entries(config_json: Mapping[str, object], place: str) -> No
         )
 
 
-def _check_built(module: nn.Module, architecture: Mapping[str, object], place: str) -> None:
+def _check_built_as_stated(
+    module: nn.Module, architecture: Mapping[str, object], place: str
+) -> None:
     """Raise a ModelError if a built model does not have the settings that config.json states.
 
     TransformerLens ignores settings that it does not know, and replaces empty ones. A setting that

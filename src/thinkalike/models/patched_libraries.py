@@ -103,7 +103,7 @@ def added_to_libraries(further: Collection[str] = ()) -> dict[tuple[str, str], o
             if is_own and not issubclass(value, tuple):
                 # Only its own entries: base classes are searched where they are defined.
                 added |= _added_to(value, f"{library}.{value.__qualname__}", read)
-    return added | _global_code()
+    return added | _global_code_of_users()
 
 
 def _added_to(
@@ -210,7 +210,7 @@ def _replaced_in_module(
             yield name, value
 
 
-def _global_code() -> dict[tuple[str, str], object]:
+def _global_code_of_users() -> dict[tuple[str, str], object]:
     """Return code of users that torch runs around all modules or all operations.
 
     It is hooks around the pass of every module, and modes, which see each operation of torch. Keys

@@ -81,7 +81,7 @@ def check_plausible(model: CutModel) -> None:
         if _is_constant(weight):
             value = weight.flatten()[0].item()
             raise ModelError(f"{model.name}: {path} holds {value:.3g} alone; {_accept_as_it_is()}")
-        zero_lines = _zero_lines_in_words(model, path, weight)
+        zero_lines = _zero_rows_and_columns_in_words(model, path, weight)
         if zero_lines:
             with_zeros.append(f"{zero_lines} of {path}")
     if all_zero:
@@ -140,7 +140,7 @@ def _is_constant(weight: Tensor) -> bool:
     return is_first_row_constant and bool((weight == first_value).all())
 
 
-def _zero_lines_in_words(model: CutModel, path: str, weight: Tensor) -> str:
+def _zero_rows_and_columns_in_words(model: CutModel, path: str, weight: Tensor) -> str:
     """Return how many rows and columns of a matrix are zero, such as "3 rows and 1 columns".
 
     "" means none. Rows that may be zero in a good model are not counted: all rows of embeddings of

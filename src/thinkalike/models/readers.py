@@ -47,7 +47,7 @@ from thinkalike.models.stored_weights import (
     FLOATING,
     StoredTensor,
     check_dtypes,
-    check_one_set,
+    check_weight_files_agree,
     dtype_name,
 )
 from thinkalike.models.survey import without_hooks
@@ -107,7 +107,7 @@ def read_transformers(
     import transformers
 
     model_class = getattr(transformers, family.reading_class)
-    options = _placement(config, device)
+    options = _placement_options(config, device)
     quantization: str = config.quantization or ""
     if is_gguf(place):
         if quantization:
@@ -242,7 +242,7 @@ def read_weights(
         ModelError: Weights are missing, left over or of another shape.
     """
     module, loading = _read_by_transformers(model_class, config, place, options)
-    check_one_set(Path(place))
+    check_weight_files_agree(Path(place))
     _warn_of_unknown_classes(module, config.called)
 
     missing = [name for name in loading["missing_keys"] if not BUFFERS.search(name)]
@@ -471,6 +471,7 @@ def _one_source_of_each_weight(stored: Mapping[str, StoredTensor], place: str) -
 
     def convert_checked(renaming: WeightRenaming, *arguments: object, **options: object) -> object:
         """Check that tensors for the same weight are equal, and convert as transformers does."""
+        # `layer_targets` has, for each weight of the model, the names in files that become it.
         for stored_names in renaming.layer_targets.values():
             first, *others = sorted(stored_names)
             for other in others:
@@ -542,7 +543,7 @@ def _warn_of_two_embeddings(module: PreTrainedModel, called: str) -> None:
     )
 
 
-def _placement(config: ModelConfig, device: torch.device) -> dict[str, object]:
+def _placement_options(config: ModelConfig, device: torch.device) -> dict[str, object]:
     """Return the options of `from_pretrained` that quantise weights and place them on devices.
 
     On the CPU, without quantisation and without a device map, there are no options.

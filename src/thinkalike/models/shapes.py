@@ -278,7 +278,7 @@ def shape_from(
         vocabulary=sizes.vocabulary,
         parameters=sizes.parameters,
         bytes=float(sizes.parameters * dtype.itemsize),
-        # The longest row that the model takes, unless the setting asks for shorter ones.
+        # The longest row that the model takes, but no longer than the setting, or its default.
         context=min(sizes.longest or DEFAULT_CONTEXT, config.context or DEFAULT_CONTEXT),
         operations=sizes.operations,
         sizes=sizes_as_text,

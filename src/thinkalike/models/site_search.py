@@ -113,7 +113,7 @@ def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
     blocks, runs_outside = _recorded_runs(model)
     tolerance = SUM_TOLERANCE * torch.finfo(model.dtype).eps
     # The form of a block says which modules add to the stream, and where resid_mid is.
-    forms = _most_common_option([list(_forms(block, tolerance)) for block in blocks])
+    forms = _most_common_option([list(_fitting_forms(block, tolerance)) for block in blocks])
 
     points: HookPoints = {}
     for layer, (block, form) in enumerate(zip(blocks, forms, strict=True)):
@@ -250,7 +250,7 @@ def _most_common_option(options_of_blocks: Sequence[Sequence[Choice]]) -> list[C
     return choices
 
 
-def _forms(block: Block, tolerance: float) -> Iterator[Form]:
+def _fitting_forms(block: Block, tolerance: float) -> Iterator[Form]:
     """Yield every form that fits the states that the modules of a block read and wrote.
 
     A form names the modules of the block that are attention and the MLP: their outputs, added to

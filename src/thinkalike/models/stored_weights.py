@@ -93,12 +93,13 @@ def dtype_name(tensor: StoredTensor) -> str:
     return FLOATING.get(name_in_torch, name_in_torch)  # from names of torch to safetensors'
 
 
-def check_one_set(folder: Path) -> None:
+def check_weight_files_agree(folder: Path) -> None:
     """Raise an error if the files of weights in a folder contradict each other.
 
-    A set of weights is a single file, or an index with the files that it lists. Transformers reads
-    the first set. Any other set must have the same values. Files of weights that are not part of
-    the first set are logged. Nothing is checked if no file of weights has a usual name.
+    A set of weights is a single file, or an index with the files that it lists. A folder may hold
+    several; transformers reads the first. Any other set must have the same values. Files of
+    weights that are not part of the first set are logged. Nothing is checked if no file of weights
+    has a usual name.
 
     Raises:
         ModelError: Two sets differ by more than a dtype; two files of one index hold a tensor with

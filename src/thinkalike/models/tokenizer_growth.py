@@ -23,7 +23,7 @@ from thinkalike.errors import ModelError
 MOST_GROWTH = 1000
 
 
-def check_growth(file: Path) -> None:
+def check_growth_of_texts(file: Path) -> None:
     """Raise a ModelError if a tokenizer.json may make a text more than MOST_GROWTH times as long.
 
     Its normaliser and its decoder may replace parts of a text by longer ones, one replacement

@@ -17,7 +17,7 @@ from thinkalike.models.checkpoints import is_gguf, path_arguments
 from thinkalike.models.gguf import split_words_as_stated
 from thinkalike.models.module_facts import puts_bos
 from thinkalike.models.plausible import PLAIN_SENTENCE
-from thinkalike.models.tokenizer_growth import check_growth
+from thinkalike.models.tokenizer_growth import check_growth_of_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,7 +52,7 @@ def read_tokenizer(config: ModelConfig, place: str) -> PreTrainedTokenizerBase:
     names = {"tokenizer.json"}
     file = cached_file(place, "tokenizer.json", **optional)
     if file:
-        check_growth(Path(file))
+        check_growth_of_texts(Path(file))
     tokenizer = None
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)

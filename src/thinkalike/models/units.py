@@ -42,7 +42,7 @@ from thinkalike.models.parts import is_wrapper
 from thinkalike.models.stored_weights import (
     Weights,
     check_dtypes,
-    check_one_set,
+    check_weight_files_agree,
     tensors_in_file,
 )
 from thinkalike.models.tokenizer_reading import read_tokenizer
@@ -269,7 +269,7 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
         if is_of_transformer_lens or (is_quantised and packed is None):
             return None
         folder = Path(place)
-        check_one_set(folder)
+        check_weight_files_agree(folder)
         is_mini = family.reader == "native"  # a small model of the form of those in this package
         tokenizer = mini_tokenizer(place) if is_mini else read_tokenizer(config, place)
         facts = {
