@@ -209,17 +209,18 @@ def without_hooks(module: nn.Module) -> nn.Module:
     # The fused class has neither grouped keys and values nor a soft cap of the scores.
     has_soft_cap = module.attn_scores_soft_cap > 0  # type: ignore[operator]
     if module.kv_repeats == 1 and not has_soft_cap:
-        module.__class__ = _fused_attention_class()  # the weights stay where they are
+        module.__class__ = _fused()  # the weights stay where they are
     return module
 
 
 @functools.cache
-def _fused_attention_class() -> type[nn.Module]:
+def _fused() -> type[nn.Module]:
     """Return a subclass of TransformerLens's NativeAttention that uses torch's fused kernel.
 
     Attention is changed by its class, and not by a function for each block, since compiled blocks
     share a graph only if their code refers to no object of one of them. The class's module and
-    name are part of the identity of a model in memory, and so of the keys of results.
+    qualified name, with the name of this function, are part of the identity of a model in memory,
+    and so of the keys of results: neither can be renamed.
     """
     from transformer_lens.model_bridge.sources.native.model import NativeAttention
 
