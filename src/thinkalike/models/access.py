@@ -134,8 +134,8 @@ def _hub_commit(config: ModelConfig) -> Iterator[str]:
     If the hub does not answer, the files are read from its cache on this machine, with a warning.
 
     Raises:
-        ModelError: The repository is neither reached nor in the cache, or a folder here has its
-            name.
+        ModelError: The repository is neither reached nor in the cache, a folder here has its name,
+            or a file is not the one that the hub states.
     """
     from huggingface_hub import constants, hf_hub_download
 
@@ -154,6 +154,7 @@ def _hub_commit(config: ModelConfig) -> Iterator[str]:
             # Otherwise the hub, which does not answer, would be asked for each file.
             contexts.callback(setattr, constants, "HF_HUB_OFFLINE", constants.HF_HUB_OFFLINE)
             constants.HF_HUB_OFFLINE = True
+        # At the end this compares the files with the digests that the hub states.
         contexts.enter_context(reading("model", repository, commit.sha))
         try:
             yield commit.sha

@@ -118,7 +118,7 @@ class Description:
     def __init__(self, root: nn.Module, changing: Collection[Steps] = ()):
         """Note the names of the root's modules and weights; nothing is described yet.
 
-        `changing` are the ways to objects whose content a pass changes, so that it is left out.
+        `changing` are the ways to objects that a pass changes, whose content is left out.
         """
         self.changing = changing
 

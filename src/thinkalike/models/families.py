@@ -107,7 +107,10 @@ class Family:
 
     @property
     def in_config_json(self) -> str:
-        """The `model_type` that config.json gives; "" if transformers does not know the family."""
+        """The `model_type` that config.json gives; "" if transformers does not know the family.
+
+        It is the family's name, unless the family states another one.
+        """
         if self.reader != "transformers":
             return ""
         return self.model_type or self.name
@@ -455,5 +458,5 @@ def check_device_and_family(side: str, config: ModelConfig) -> None:
         side: What the settings of the model begin with, "model" or "target", for the message.
         config: The configuration of the model.
     """
-    pick_device(config.device, f"{side}.device")
+    pick_device(config.device, key=f"{side}.device")  # raises the error
     one_of(f"{side}.family", config.family, ("auto", *FAMILIES))

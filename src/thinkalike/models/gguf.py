@@ -328,8 +328,8 @@ def _check_special_tokens(header: Header, path: Path) -> None:
 def _scales_of_positions(header: Header, architecture: str) -> list[str]:
     """Return the tensors and fields of a GGUF file that scale rotary positions, for a message.
 
-    Tensors are given by name, and fields as "name=value". Fields without effect, such as a factor
-    of 1, are left out.
+    Tensors, such as "rope_freqs.weight", are given by name, and fields as "name=value". Fields
+    without effect, such as a factor of 1, are left out.
 
     Args:
         header: The header of the file.

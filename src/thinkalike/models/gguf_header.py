@@ -237,7 +237,7 @@ class _Cursor:
         Raises:
             ValueError: The rest of the file is too short for this number of entries.
         """
-        count = self.integer("Q")
+        count = self.integer("Q")  # 64 bits
         if count * smallest > self._remaining():
             raise ValueError(f"it states {count:,} entries, for which it is too short")
         return count

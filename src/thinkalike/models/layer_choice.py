@@ -46,7 +46,7 @@ def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: LayerCho
 
     Nothing is checked if the configuration of either model does not tell its depth.
     """
-    source_layers = outline(source).layers
+    source_layers = outline(source).layers  # their number; None: it is not known
     target_layers = outline(target).layers
     if source_layers and target_layers:
         pairs_of_layers(layers, source_layers, target_layers)  # raises the error

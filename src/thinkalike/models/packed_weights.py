@@ -63,7 +63,7 @@ class DecodedWeights:
         self._method = str(settings["quant_method"])
         # The first format of GPTQ stores each zero point minus 1; "gptq_v2" stores it as it is.
         self._zeros_are_less_one = settings.get("checkpoint_format", "gptq") == "gptq"
-        # Settings of AWQ may state the bits as "w_bit". Those of bitsandbytes state no number.
+        # Settings of AWQ may state the bits as "w_bit". Those of bitsandbytes need not state them.
         self._bits = int(str(settings.get("bits", settings.get("w_bit", 4))))
         if self._method != "bitsandbytes" and self._bits not in BITS_PACKED:
             raise ModelError(

@@ -287,6 +287,7 @@ def give_same_ties_and_vocabulary(base: FrozenModel, changed: FrozenModel) -> li
     smaller one are removed. One sentence is returned for each change.
     """
     sentences = []
+    # Pairs (path of a module, name of its weight) of weights that an earlier module has as well.
     base_tied = _tied_weights(base.module)
     changed_tied = _tied_weights(changed.module)
     for model, tied_in_this_model_alone in (
@@ -355,6 +356,7 @@ def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
     Raises:
         ModelError: A tensor differs that belongs to no part.
     """
+    # By the names that they have without PEFT's wrappers.
     base_tensors = comparable_tensors(base.module)
     changed_tensors = comparable_tensors(changed.module)
     differing_names = base_tensors.keys() ^ changed_tensors.keys()  # those in only one model

@@ -58,8 +58,9 @@ class StreamBasis:
     def expressed(self, name: str, weight: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
         """Return a weight as it is in this basis of the residual stream.
 
-        A weight that reads the output of a norm is first multiplied by the gains of this norm. A
-        weight that neither reads nor writes the stream is returned as it is.
+        With the axes A, the embedding E becomes E A, and a weight W that writes to the stream
+        becomes A^T W. A weight that reads the output of a norm becomes W diag(g) A, with the gains
+        g of this norm. Any other weight is returned as it is.
 
         Args:
             name: The name of the weight in the model, which tells whether it reads or writes.

@@ -521,6 +521,7 @@ def _units_of_module(
     n_axes = len(reading_shape)
     if n_axes not in (2, 3) or len(writing_shape) != n_axes:
         return []
+    # Usually that of the embedding; an axis of both matrices.
     width = _stream_width(reading_shape[-2:], writing_shape[-2:], embedding_width)
     # The weight by which units write tells their number. The other one may be longer, where gate
     # and up projection are fused.
