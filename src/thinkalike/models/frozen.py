@@ -646,11 +646,13 @@ class FrozenModel:
         if layer == EMBED:
 
             def store_input(_: nn.Module, args: Arguments, kwargs: NamedArguments) -> None:
+                """Store the input of block 0, as a hook before it."""
                 states[layer] = state_in(args, kwargs)
 
             return self.blocks[0].register_forward_pre_hook(store_input, with_kwargs=True)
 
         def store_output(_: nn.Module, args: Arguments, output: object) -> None:
+            """Store the output of a block, as a hook after it."""
             states[layer] = first_tensor(output)
 
         return self.blocks[int(layer)].register_forward_hook(store_output)

@@ -204,8 +204,9 @@ def _replaced_in_module(
     for name, value in list(entries.items()):
         if not callable(value) or name not in names_in_library(library):
             continue
-        is_partial = type(value) is functools.partial
-        presets_arguments = is_partial and getattr(value.func, "__name__", "") == name
+        presets_arguments = (
+            type(value) is functools.partial and getattr(value.func, "__name__", "") == name
+        )
         if presets_arguments or is_of_user(value):
             yield name, value
 

@@ -204,6 +204,7 @@ def _loader_pinned_to_commit(repository: str, revision: str | None) -> Iterator[
     commit = resolved("model", repository, revision)
 
     def download_pinned(repo_id: str, filename: str, **options: object) -> str:
+        """Download a file, of the commit if it is one of `repository`."""
         if repo_id == repository:
             options["revision"] = commit.sha
         return download(repo_id, filename, **options)

@@ -159,9 +159,11 @@ class Sites:
             states[key] = states_of_batch.clone()
 
         def store_input(_: nn.Module, args: Arguments, kwargs: NamedArguments) -> None:
+            """Store the state that a module reads, as a hook before it."""
             store(state_in(args, kwargs))
 
         def store_output(_: nn.Module, args: Arguments, output: object) -> None:
+            """Store the state that a module returns, as a hook after it."""
             store(first_tensor(output))
 
         if direction == "output":

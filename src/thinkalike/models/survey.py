@@ -234,7 +234,7 @@ def _fused() -> type[nn.Module]:
             """
             if attention_mask is not None:
                 return super().forward(hidden_states, attention_mask=attention_mask)
-            shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)
+            shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)  # (b, t, heads, d_head)
             # Each is (b, heads, t, d_head).
             q, k, v = (
                 projection(hidden_states).view(shape).transpose(1, 2)
