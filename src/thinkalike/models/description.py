@@ -385,13 +385,13 @@ class Description:
         The digest is of its code, its defaults, the variables of an outer function that it reads,
         and the globals that it reads and that belong to no library. A function of an installed
         library has no digest, unless it was defined inside another function. A function of no
-        library marks the description as incomplete.
+        library marks the description as incomplete, since it may read anything, such as a file.
         """
         name = f"{function.__module__}.{function.__qualname__}"
         is_defined_inside = "<locals>" in name or "<lambda>" in name
         if is_of_user(function):
             self.is_complete = False
-        elif not is_defined_inside:  # the library's version, noted elsewhere, decides what it does
+        elif not is_defined_inside:  # a library's function, which its name identifies
             return name
         outer_variables = [content_of(cell) for cell in function.__closure__ or ()]
         defaults = [function.__defaults__, function.__kwdefaults__]

@@ -135,7 +135,7 @@ def load_live(
             _check_output_of_copy(frozen, live.module, expected)
         note_libraries(frozen)
         if _has_code_of_user(live):
-            _check_own_weights(frozen, live.original)
+            _check_copy_has_own_weights(frozen, live.original)
             frozen.prove_again()
         return at_sites(frozen, config, config.name)
 
@@ -382,37 +382,38 @@ def _check_output_of_copy(
     )
 
 
-def _check_own_weights(model: FrozenModel, original: nn.Module) -> None:
-    """Raise a ModelError if a copy of a model computes with tensors of the model.
+def _check_copy_has_own_weights(model: FrozenModel, original: nn.Module) -> None:
+    """Raise a ModelError if a copy of a model computes with tensors of the original.
 
     Code of the user may hold them where copying does not look, such as in a weak reference or a
-    NumPy array. So the numbers themselves are set to zero for a pass of the copy, and no module of
-    the copy may then give another output, or fail. Logits alone would not show all: a norm can
-    remove what such code does to a state.
+    NumPy array. So all numbers of the original are set to zero for a pass of the copy, and no
+    module of the copy may then give another output, or fail. Logits alone would not show all: a
+    norm can remove what such code does to a state.
 
     Args:
         model: The copy.
         original: The model that was copied.
     """
-    before: dict[str, list[str]] = {}
-    without_original: dict[str, list[str]] = {}
-    _note_digests_of_outputs(model, before)
+    digests_before: dict[str, list[str]] = {}
+    digests_without_original: dict[str, list[str]] = {}
+    _note_digests_of_outputs(model, digests_before)
     has_failed = False
     with _without_numbers(original):
         try:
-            _note_digests_of_outputs(model, without_original)
+            _note_digests_of_outputs(model, digests_without_original)
         # Code of the user may raise any exception, such as for a division by zero.
         except Exception as error:
             if out_of_memory_error(error):
                 raise
             has_failed = True
-    if without_original == before and not has_failed:
+    if digests_without_original == digests_before and not has_failed:
         return
     # Sums on a GPU may round differently in each pass, which shows nothing.
-    again: dict[str, list[str]] = {}
-    _note_digests_of_outputs(model, again)
-    for path, outputs in before.items():
-        if outputs == again.get(path) and outputs != without_original.get(path):
+    digests_again: dict[str, list[str]] = {}
+    _note_digests_of_outputs(model, digests_again)
+    for path, digests in digests_before.items():
+        is_repeatable = digests == digests_again.get(path)
+        if is_repeatable and digests != digests_without_original.get(path):
             place = path or type(model.module).__name__
             raise ModelError(
                 f"{model.name}: a copy of it computes with weights of the original from {place} "

@@ -502,7 +502,7 @@ def weights_changed(
     parts: Sequence[Part],
     addition_for: Callable[[str, Tensor], Tensor],
 ) -> Iterator[None]:
-    """Add a tensor to each weight of `base` that differs from `changed`, while this is open.
+    """Add a tensor to each weight of `base` that differs in `changed`, while the context is open.
 
     Only weights in `parts` are changed. A weight whose shape differs in `changed` stays as it is.
 

@@ -368,7 +368,7 @@ def _refuse_faults(
 
     Args:
         faults: The names of the weights by what is wrong with them, such as "missing".
-        missing: The names of all missing weights, including those that may be missing.
+        missing: The names of all missing weights; `faults` has only those that must be there.
         module: The model that the checkpoint was read into.
         config: The configuration of the model.
         place: The folder, repository or GGUF file that was read.
@@ -384,7 +384,7 @@ def _refuse_faults(
         remedy = TAKE_ORIGINAL
     prefix_of_body = f"{module.base_model_prefix}."
     is_only_head_missing = not any(name.startswith(prefix_of_body) for name in missing)
-    has_head = module.base_model is not module
+    has_head = module.base_model is not module  # `base_model` is the model without its head
     if faults["missing"] and is_only_head_missing and has_head:
         body_name = type(module.base_model).__name__
         remedy = f"if it has no head, write {body_name} under architectures in config.json"

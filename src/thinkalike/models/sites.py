@@ -60,7 +60,7 @@ class Sites:
         """
         stated_heads = number_in(config_of_text_model(model.module), HEADS)
         self.n_layers = model.n_layers
-        self.n_heads = stated_heads or 1
+        self.n_heads = stated_heads or 1  # if it is not known, `z` is taken as a whole
         self.hook_points = hook_points(model, self.n_heads)
         self.chosen = list(chosen)
         self.head = head
