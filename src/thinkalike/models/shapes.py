@@ -171,8 +171,8 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
     folder = named_folder(source)
     if folder is None:
         return shape_from(config, _config_json_of_hub(source), name)
-    config_json: Mapping[str, object] = known_config_json(folder)
-    if "architecture" in config_json:
+    config_json: Mapping[str, object] = known_config_json(folder)  # {} if it is missing
+    if "architecture" in config_json:  # a bundled model
         config_json = _with_vocabulary(config_json, folder)
     shape = shape_from(config, config_json, name)
     if shape is not None:

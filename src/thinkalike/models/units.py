@@ -405,7 +405,7 @@ def _weights_by_role(weight_names: Iterable[str]) -> dict[tuple[str, int, str], 
     # For each module and role: (rank of the weight's ending in the list, name of the weight).
     candidates: dict[tuple[str, int, str], dict[str, list[tuple[int, str]]]] = {}
     for name in weight_names:
-        in_block = IN_BLOCK.match(name)
+        in_block = IN_BLOCK.match(name)  # splits "STACK.NUMBER.INSIDE"; None: not in a block
         if not in_block or NOT_OF_UNITS.search(name):
             continue
         for role, endings in (("reading", READING), ("writing", WRITING)):
@@ -445,25 +445,27 @@ def _first_blocks(blocks: set[tuple[str, int]]) -> dict[str, int]:
     return first_block
 
 
-def _heads_of_blocks(shapes: Mapping[str, tuple[int, ...]], heads: int, width: int) -> list[Heads]:
+def _heads_of_blocks(
+    shapes: Mapping[str, tuple[int, ...]], n_heads: int, width: int
+) -> list[Heads]:
     """Return where the attention heads of each block are stored, in the order of the blocks.
 
-    A weight outside the blocks, or of a block that reads images or sound, has none.
+    A weight outside the blocks, of a block that reads images or sound, or of an adapter has none.
 
     Args:
         shapes: The shape of each weight of the model, by its name.
-        heads: The number of heads of each block; 0 if it is not known.
+        n_heads: The number of heads of each block; 0 if it is not known.
         width: The width of the residual stream.
     """
     # Pairs of a stack of blocks, such as "encoder.layers", and heads whose block is counted in it.
     found: list[tuple[str, Heads]] = []
     for name, shape in shapes.items():
-        in_block = IN_BLOCK.match(name)
+        in_block = IN_BLOCK.match(name)  # splits "STACK.NUMBER.INSIDE"; None: not in a block
         if in_block is None or OF_OTHER_INPUTS.search(name):
             continue
         number_in_stack = int(in_block["block"])
         heads_of_block = heads_of_weight(
-            name, shape, number_in_stack, in_block["inside"], heads, width
+            name, shape, number_in_stack, in_block["inside"], n_heads, width
         )
         if heads_of_block is not None:
             found.append((in_block["stack"], heads_of_block))
