@@ -411,10 +411,10 @@ def _warn_if_without_effect(adapted: Adapted, samples: Sequence[Tensor], called:
 def _outputs(
     module: PreTrainedModel | PeftModel, samples: Sequence[Tensor], called: str
 ) -> list[Tensor]:
-    """Return a copy of the output of a model for each batch of token ids.
+    """Return a copy of the output of a model with an adapter for each batch of token ids.
 
     The model is put into evaluation mode. The encoder and the decoder of an encoder-decoder both
-    read the tokens. `called` is the model's name in errors.
+    read the tokens. `samples` are the batches, (b, t); `called` is the model's name in errors.
 
     Raises:
         ModelError: The model fails, as one that needs inputs other than tokens does.

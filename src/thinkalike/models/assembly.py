@@ -138,7 +138,7 @@ def at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel:
     renamed = copy(model)
     renamed.name = name
     renamed.sites = None
-    if config.site != AFTER:
+    if config.site != AFTER:  # AFTER, the stream after each block, needs no `sites`
         from thinkalike.models.sites import Sites
 
         names_of_sites = [config.site] if isinstance(config.site, str) else config.site

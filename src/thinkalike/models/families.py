@@ -250,6 +250,7 @@ def heads_of(model_type: str) -> list[Head]:
         classifiers = auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     mappings: list[tuple[Predicts, str, Mapping[str, object]]] = [
         ("class", AUTO_CLASSES["class"], classifiers),
+        # The class that reads an encoder-decoder; its states are compared, and not its logits.
         ("states" if is_encoder_decoder else "next", AUTO_CLASSES["states"], sequence_to_sequence),
         ("hidden", AUTO_CLASSES["hidden"], auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
         ("next", AUTO_CLASSES["next"], auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),

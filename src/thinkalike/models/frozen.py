@@ -514,6 +514,7 @@ class FrozenModel:
         originals: list[tuple[nn.Module, str, nn.Parameter]] = []
         copies: dict[int, nn.Parameter] = {}  # by the `id` of the weight, which maps may share
         for module in self.module.modules():
+            # Conv1D is the linear map of GPT-2.
             if not wanted or not isinstance(module, nn.Linear | Conv1D):
                 continue
             for name, weight in module._parameters.items():

@@ -604,8 +604,8 @@ def all_tensors_read(place: str, heads: re.Pattern[str]) -> Iterator[None]:
 def _entry_for(config: PreTrainedConfig, name: str) -> str:
     """Return the name of a configuration's entry for the last part of a GGUF field's name.
 
-    "" means that there is none. Both names are the same, except for a norm's epsilon, whose entry
-    is called rms_norm_eps, for example.
+    "" means that there is none. Both names are the same, except for a norm's epsilon, such as
+    layer_norm_rms_epsilon, whose entry is called rms_norm_eps, for example.
     """
     for entry in vars(config):
         if entry == name or (name.endswith("epsilon") and "_eps" in entry):

@@ -142,7 +142,10 @@ def load_live(
 
 @contextlib.contextmanager
 def _explaining_failure_of_copy(module: PreTrainedModel, name: str) -> Iterator[None]:
-    """Say of a failed pass of a model's copy whether the model itself fails as well.
+    """Explain a failed pass of a model's copy: either the model itself fails as well, or it runs.
+
+    The model's own error is raised if it fails. Passes of the copy are run while the context is
+    open.
 
     Args:
         module: The model that was copied.

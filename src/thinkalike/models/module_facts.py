@@ -116,7 +116,7 @@ def config_of_text_model(module: nn.Module) -> PreTrainedConfig:
 
 
 def padding_of_head(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the padding id, by which a classifier finds where a text ends.
+    """Return the padding id, by which a classifier finds where a text ends; set one if needed.
 
     Without a padding id in its configuration, a classifier of transformers that needs one runs
     only on single texts. So if the configuration has none, this function sets it, in place: to the
@@ -302,7 +302,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return the buffers that a checkpoint of a module holds, by name.
 
-    Buffers of its submodules are included, and those that are registered as not persistent, which
+    Buffers of its submodules are included. Buffers that are registered as not persistent, which
     `state_dict()` leaves out, are not.
     """
     buffers = {}

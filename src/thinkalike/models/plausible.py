@@ -111,7 +111,7 @@ def _is_of_parametrization(path: str, paths: Collection[str]) -> bool:
 
 
 def _are_whole_numbers(weight: Tensor) -> bool:
-    """Return whether a matrix has only whole numbers, and not just since its numbers are large.
+    """Return whether a matrix has only whole numbers, and some of them could have a fraction.
 
     A float of 1 / ε or more is always whole, so such numbers say nothing of where they come from.
     A matrix of zeros has only whole numbers.

@@ -371,7 +371,7 @@ def may_change_states(hook: object, depth: int = DEEPEST_WRAPPER) -> bool:
     library = module_of(hook).partition(".")[0]
     if library not in LIBRARIES_OF_HARMLESS_HOOKS or is_of_user(hook):
         return True
-    if depth == 0:
+    if depth == 0:  # objects further inside are taken for harmless
         return False
     for attribute in getattr(hook, "__dict__", {}).values():
         inner_objects = attribute if isinstance(attribute, tuple | list) else [attribute]

@@ -178,7 +178,7 @@ def read_legacy(
         module = without_hooks(bridge.original_model.eval())
         error = relative_error(first_tensor(module(tokens)), logits_with_hooks)
     if not error <= TOLERANCE[dtype]:  # NaN fails as well
-        check_finite_weights(module, config.called)
+        check_finite_weights(module, config.called)  # raises if a NaN is the cause
         raise ModelError(
             f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}"
         )
@@ -521,11 +521,10 @@ def _warn_of_two_embeddings(module: PreTrainedModel, called: str) -> None:
     """
     if not hasattr(module, "get_output_embeddings"):
         return
-    head = module.get_output_embeddings()
-    if head is None or not getattr(config_of_text_model(module), "tie_word_embeddings", False):
-        return
+    should_be_tied = getattr(config_of_text_model(module), "tie_word_embeddings", False)
+    head = module.get_output_embeddings()  # None: the model has no head
     weight = getattr(head, "weight", None)
-    if weight is None:
+    if weight is None or not should_be_tied:
         return
     is_tied_in_memory = weight is module.get_input_embeddings().weight
     is_offloaded = weight.is_meta
@@ -640,7 +639,10 @@ class DecoderSide(nn.Module):
         return cast(nn.Module, self.both.get_input_embeddings())
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return the decoder's last states (b, t, d); encoder and decoder both read `tokens`."""
+        """Return the decoder's last states (b, t, d); encoder and decoder both read `tokens`.
+
+        `self.both` is the encoder-decoder; its `base_model` is the model without its head.
+        """
         output = self.both.base_model(
             input_ids=tokens,
             attention_mask=attention_mask,
