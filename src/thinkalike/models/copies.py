@@ -268,11 +268,11 @@ def _container_with_copies(
 
 
 def _function_with_copies(function: FunctionType, copies: Mapping[int, object]) -> FunctionType:
-    """Return a function like a given one, whose closure and defaults hold copies of modules.
+    """Return a function like a given one, whose closure and defaults hold copies.
 
-    So do tensors: whatever is in `copies` is replaced by its copy. The function itself is returned
-    if its closure and defaults hold nothing that was copied, or if its closure holds the function
-    itself, as that of a recursive function does.
+    Modules and tensors there that were copied are replaced by their copies. The function itself is
+    returned if its closure and defaults hold nothing that was copied, or if its closure holds the
+    function itself, as that of a recursive function does.
 
     Args:
         function: The function; it is not changed.

@@ -148,8 +148,8 @@ def split_words_as_stated(
         ]
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         return tokenizer
-    # Only byte-level BPE, which GGUF files call gpt2, has such a rule.
-    # For a rule that it does not know, transformers splits as GPT-2 does, which is right for some.
+    # Only byte-level BPE, which GGUF files call gpt2, has such a rule. For one that it does not
+    # know, transformers splits as GPT-2 does, which is right for those in LIKE_GPT2.
     known_rules = LIKE_GPT2 | set(GGUF_PRE_TOKENIZER_SPLITS)
     if fields.get("tokenizer.ggml.model") == "gpt2" and rule_name not in known_rules:
         raise ModelError(
