@@ -26,7 +26,7 @@ from thinkalike.models.checkpoints import ASSETS
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.load import load_model
 from thinkalike.models.module_facts import puts_bos
-from thinkalike.models.tokenizer_growth import check_growth
+from thinkalike.models.tokenizer_growth import check_growth_of_texts
 from thinkalike.models.tokenizer_reading import read_tokenizer
 
 
@@ -160,7 +160,7 @@ def test_texts_are_cut_as_tokenizer_json_says(tmp_path, caplog):
     read_tokenizer(ModelConfig(name="local", path=str(tmp_path), bos=True), str(tmp_path))
     assert "add_bos_token" not in caplog.text
     read_tokenizer(ModelConfig(name="local", path=str(tmp_path), bos=None), str(tmp_path))
-    assert "add_bos_token=True has no effect on its tokenizer; model.bos decides" in caplog.text
+    assert "add_bos_token=True has no effect on its tokenizer; set model.bos to decide" in caplog.text
 
 
 EXPLODES = {"on any text": r"(\w+\s?)+\d", "on long words": r"([a-z]+)*\d"}
@@ -395,7 +395,7 @@ def test_replacements_of_real_tokenizers_are_read(tmp_path):
         sequence(*letters),
         sequence({"type": "Prepend", "prepend": "\u2581"}),
     ):
-        check_growth(Path(changed_mini(tmp_path, {"normalizer": normalizer}), "tokenizer.json"))
+        check_growth_of_texts(Path(changed_mini(tmp_path, {"normalizer": normalizer}), "tokenizer.json"))
 
 
 def test_a_text_has_one_list_of_ids_where_training_left_merges_out(tmp_path, caplog):

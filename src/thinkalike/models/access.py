@@ -75,8 +75,8 @@ def _unpacked_lightning(checkpoint: Path) -> Iterator[str]:
         with torch.serialization.safe_globals(stand_ins):
             content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
         weights = content["state_dict"]
-        # If all names begin with the same component, it is the attribute of Lightning's module
-        # that holds the model, and is removed.
+        # If all names begin with the same component, such as "model" in "model.norm.weight", it is
+        # the attribute of Lightning's module that holds the model, and is removed.
         first_components = {name.partition(".")[0] for name in weights}
         if len(first_components) == 1:
             weights = {name.partition(".")[2]: weight for name, weight in weights.items()}
@@ -136,8 +136,8 @@ def _hub_commit(config: ModelConfig) -> Iterator[str]:
     If the hub does not answer, the files are read from its cache on this machine, with a warning.
 
     Raises:
-        ModelError: The repository is neither reached nor in the cache, or a folder here has its
-            name.
+        ModelError: The repository is neither reached nor in the cache, a folder here has its name,
+            or a file is not the one that the hub states.
     """
     from huggingface_hub import constants, hf_hub_download
 
@@ -156,6 +156,7 @@ def _hub_commit(config: ModelConfig) -> Iterator[str]:
             # Otherwise the hub, which does not answer, would be asked for each file.
             contexts.callback(setattr, constants, "HF_HUB_OFFLINE", constants.HF_HUB_OFFLINE)
             constants.HF_HUB_OFFLINE = True
+        # At the end this compares the files with the digests that the hub states.
         contexts.enter_context(reading("model", repository, commit.sha))
         try:
             yield commit.sha

@@ -27,7 +27,7 @@ from thinkalike.models.module_facts import (
     sample_tokens,
 )
 from thinkalike.models.proof import LONGEST_PROOF
-from thinkalike.models.stored_weights import check_dtypes, check_one_set
+from thinkalike.models.stored_weights import check_dtypes, check_weight_files_agree
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -83,7 +83,7 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what PEFT says of missing weights is checked here
         try:
-            check_one_set(folder)
+            check_weight_files_agree(folder)
             stored = _stored_weights(folder)
             shapes = [tuple(weight.shape) for weight in stored.values()]
             check_adapter(folder, shapes, dict(module.named_modules()))
@@ -130,7 +130,8 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
 def _stored_weights(folder: Path) -> dict[str, Tensor]:
     """Return the weights in an adapter's folder, by name.
 
-    PEFT saves a resized embedding under two names, of which the second is left out.
+    PEFT saves a resized embedding twice; the second name has "modules_to_save" or
+    "original_module" as an additional component, and is left out.
     """
     from peft import load_peft_weights
 
@@ -206,15 +207,21 @@ def _peft_model(
     return peft_model, unexpected_names
 
 
-def _check_wrappers(model: PeftModel, called: str) -> None:
+def _check_no_code_in_wrappers(model: PeftModel, called: str) -> None:
     """Raise a ModelError if what PEFT puts around a model runs code that was added to it.
 
-    A plain model has no such wrappers, so that it would run without this code. Sample tokens
-    cannot tell whether the code changes anything: it may act on late positions or some tokens.
+    Such code is a hook, a replaced `forward`, or a class of the user. The plain model that is cut
+    out of the wrappers would run without it. Running sample tokens with and without the code does
+    not show that it may go, since it may act on other tokens or later positions only.
+
+    Args:
+        model: The wrappers and the model inside them.
+        called: What errors call the model.
     """
-    wrapped = set(model.get_base_model().modules())
+    modules_inside = set(model.get_base_model().modules())
     for path, module in model.named_modules():
-        if module not in wrapped and has_added_code(module, PEFT):
+        is_wrapper = module not in modules_inside
+        if is_wrapper and has_added_code(module, own_package=PEFT):  # hooks of PEFT may stay
             place = path or type(module).__name__
             raise ModelError(
                 f"{called}: {place} has hooks or code of your own, which would be lost, since it "
@@ -227,16 +234,18 @@ def _merged_model(model: PeftModel) -> PreTrainedModel:
     """Merge the adapter of a model into its weights, in place, and return the plain model.
 
     Raises:
-        ValueError: A layer of PEFT, or a module inside it, runs code that was added to it. Such
-            code is lost with the layer, or would read the merged weight.
-        Exception: PEFT cannot merge the adapter; any kind.
+        ValueError: A layer of PEFT, or a module inside it, runs a hook or other code of the user.
+            Such code is lost with the layer, or would read the merged weight.
+        Exception: PEFT cannot merge the adapter, for which it raises errors of any class.
     """
     modules_before = list(model.get_base_model().named_modules())
     merged = model.merge_and_unload()  # replaces each layer of PEFT by the layer inside it
     modules_after = set(merged.modules())
     for path, module in modules_before:
         is_layer_of_peft = module not in modules_after
-        if is_layer_of_peft and any(has_added_code(inner, PEFT) for inner in module.modules()):
+        if not is_layer_of_peft:
+            continue
+        if any(has_added_code(inner, own_package=PEFT) for inner in module.modules()):
             raise ValueError(f"{path} has hooks or code of your own")
     return merged
 
@@ -308,24 +317,26 @@ def run_adapted(
 def live_adapter(model: PeftModel, called: str) -> PreTrainedModel:
     """Return a plain model that gives the outputs of a PeftModel in memory.
 
-    It is a copy with the adapter merged into its weights. If merging would change the outputs, it
-    keeps PEFT's layers instead. `called` is the model's name in errors.
+    It is a copy with the adapter merged into its weights. If merging fails or would change the
+    outputs, it keeps PEFT's layers instead. `called` is the model's name in errors.
 
     Raises:
-        ModelError: The adapter learns prompts, or PEFT's model does more than run its layers, so
-            that no plain model gives its outputs.
+        ModelError: The adapter learns prompts, or PEFT's model does more than run its layers (such
+            as hooks of the user around them), so that no plain model gives its outputs.
     """
     _check_mergeable(model.active_peft_config, called)
-    _check_wrappers(model, called)
+    _check_no_code_in_wrappers(model, called)
 
     def make_copy() -> Adapted:
         """Return a copy of the model, with its outputs for sample tokens."""
         peft_model = copied(model)
         outputs = _outputs(peft_model, _adapter_samples(peft_model), called)
+        # No rows of an embedding of the adapter: the model in memory has the adapter's already.
         return Adapted(peft_model, rows=0, outputs=outputs)
 
+    # It merges one copy, and makes another one where merging fails.
     dtype = embedding_of(model.get_base_model()).dtype
-    module, _ = run_adapted(make_copy, called, TOLERANCE[dtype])
+    module, _no_rows = run_adapted(make_copy, called, TOLERANCE[dtype])
     return module
 
 
@@ -400,10 +411,10 @@ def _warn_if_without_effect(adapted: Adapted, samples: Sequence[Tensor], called:
 def _outputs(
     module: PreTrainedModel | PeftModel, samples: Sequence[Tensor], called: str
 ) -> list[Tensor]:
-    """Return a copy of the output of a model for each batch of token ids.
+    """Return a copy of the output of a model with an adapter for each batch of token ids.
 
     The model is put into evaluation mode. The encoder and the decoder of an encoder-decoder both
-    read the tokens. `called` is the model's name in errors.
+    read the tokens. `samples` are the batches, (b, t); `called` is the model's name in errors.
 
     Raises:
         ModelError: The model fails, as one that needs inputs other than tokens does.

@@ -117,7 +117,7 @@ def _names_of_classes(config: ModelConfig, module: PreTrainedModel) -> list[str]
     """Return the names of a classifier's classes in the order of its logits.
 
     Models name the same class differently. So names are put into lower case with hyphens, and
-    "not-entailment" becomes "non-entailment". The configuration `config` may rename them again.
+    "not-entailment" becomes "non-entailment". The setting `model.classes` may rename them again.
     """
     names = []
     for class_id in range(module.config.num_labels):
@@ -138,7 +138,7 @@ def at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel:
     renamed = copy(model)
     renamed.name = name
     renamed.sites = None
-    if config.site != AFTER:
+    if config.site != AFTER:  # AFTER, the stream after each block, needs no `sites`
         from thinkalike.models.sites import Sites
 
         names_of_sites = [config.site] if isinstance(config.site, str) else config.site

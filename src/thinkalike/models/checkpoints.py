@@ -130,7 +130,7 @@ def folder_of(config: ModelConfig) -> Path | None:
     check_no_pointer([folder_of_files / name for name in read_names])
     if folder.suffix == LIGHTNING:
         check_no_pointer([folder])
-    _check_description(config, folder_of_files, file_names)
+    _check_has_config(config, folder_of_files, file_names)
     _check_index(folder)
     if not is_adapter(folder):
         check_no_adapter(config, str(folder), file_names)
@@ -294,7 +294,7 @@ def _check_readable(folder: Path, names: Collection[str]) -> None:
             raise ModelError(f"{path} cannot be read ({one_line(error)}); replace it") from error
 
 
-def _check_description(config: ModelConfig, folder: Path, file_names: Collection[str]) -> None:
+def _check_has_config(config: ModelConfig, folder: Path, file_names: Collection[str]) -> None:
     """Raise a ModelError if a folder has neither a config.json nor an adapter_config.json.
 
     Args:
@@ -419,7 +419,8 @@ def enclosing_folder(place: Path) -> Path:
 def files_beside(place: Path) -> list[Path]:
     """Return the files of the configuration and the tokenizer beside a checkpoint file, sorted.
 
-    A GGUF file holds both itself, so the list is empty for it. An index of weights is left out.
+    A GGUF file holds both itself, so the list is empty for it. An index of weights, which is JSON
+    as well, is left out.
     """
     if place.suffix == ".gguf":
         return []

@@ -89,16 +89,17 @@ def _config_json_in(place: Path) -> JsonObject:
         return {name: value for name, value in entries if value is not None}
     path = enclosing_folder(place) / "config.json"
     config_json = checkpoint_json(path, LARGEST_CONFIG)
-    check_counts(config_json, path.parent, partial(most_tensors_in, path.parent))
+    count_tensors = partial(most_tensors_in, path.parent)
+    check_counts(config_json, path.parent, count_tensors)
     return config_json
 
 
 def _code_of_the_hub(section: object) -> str:
-    """Return an entry of a config.json that asks for code of the hub, as "NAME=VALUE", or "".
+    """Return the first entry of a config.json that asks for code of the hub, as "NAME=VALUE".
 
-    Such code is a kernel for attention, for example, as in "attn_implementation=ORG/KERNEL". An
-    entry counts if its name contains "implementation" and its value a slash: implementations that
-    transformers has itself, such as "sdpa", have names without one.
+    "" means that there is none. Such code is a kernel for attention, for example, as in
+    "attn_implementation=ORG/KERNEL". An entry counts if its name contains "implementation" and its
+    value a slash: implementations that transformers has itself, such as "sdpa", have none.
 
     Args:
         section: The config.json, or a value in it. Lists and dictionaries are searched with all

@@ -207,7 +207,7 @@ def _view_of_copy(tensor: Tensor, copies: Mapping[int, object]) -> Tensor:
         tensor: Any tensor that was not copied itself.
         copies: The copies by the `id` of the original, as `deepcopy` leaves them.
     """
-    start, end = bytes_spanned(tensor)
+    start, end = bytes_spanned(tensor)  # addresses; equal if the tensor has no memory
     # `deepcopy` keeps the originals alive in a list, under the `id` of the dictionary itself.
     originals = cast(list[object], copies.get(id(copies), []))
     for original in originals:
@@ -271,10 +271,15 @@ def _container_with_copies(
 
 
 def _function_with_copies(function: FunctionType, copies: Mapping[int, object]) -> FunctionType:
-    """Return a function whose closure and defaults hold copies instead of what was copied.
+    """Return a function like a given one, whose closure and defaults hold copies.
 
-    The function itself is returned if they hold nothing that was copied, or if its closure holds
-    the function itself, as that of a recursive function does.
+    Modules and tensors there that were copied are replaced by their copies. The function itself is
+    returned if its closure and defaults hold nothing that was copied, or if its closure holds the
+    function itself, as that of a recursive function does.
+
+    Args:
+        function: The function; it is not changed.
+        copies: The copies by the `id` of the original, as `deepcopy` leaves them.
 
     Raises:
         ModelError: A function of no installed library reads a global variable that was copied.

@@ -116,7 +116,10 @@ class Description:
     """
 
     def __init__(self, root: nn.Module, changing: Collection[Steps] = ()):
-        """Note the names of the root's modules and weights; nothing is described yet."""
+        """Note the names of the root's modules and weights; nothing is described yet.
+
+        `changing` are the ways to objects that a pass changes, whose content is left out.
+        """
         self.changing = changing
 
         # The owner of the object that is being described now, such as the path of its module.
@@ -172,8 +175,9 @@ class Description:
         """Return the steps of the objects that a later description describes differently.
 
         If an object's text differs because of an object inside it, only the inner one is returned.
-        An object that holds more or fewer objects than before is returned itself. An object that
-        the later description lacks has not changed.
+        An object that holds more or fewer objects than before is returned itself, since the steps
+        to those inside it are numbers, which shift. An object that the later description lacks
+        has not changed.
         """
         with_other_text: set[Steps] = set()
         for steps, text in self.texts.items():
@@ -183,7 +187,7 @@ class Description:
         for steps in with_other_text:
             if self.held_counts.get(steps, 0) != later.held_counts.get(steps, 0):
                 with_other_size.add(steps)
-        # The steps to an object begin with the steps to the one that holds it.
+        # The steps to an object are the steps to the one that holds it, and one more.
         holders_of_changes = {steps[:-1] for steps in with_other_text}
         innermost = with_other_text - holders_of_changes
         return with_other_size | innermost
@@ -305,7 +309,10 @@ class Description:
         return f"{class_name}{entries}"
 
     def _callable_text(self, value: object) -> str:
-        """Return a function, method, partial or built-in function as text; else ""."""
+        """Return a function, method, partial or built-in function as text; else "".
+
+        The text names all that decides what a call of it does.
+        """
         if isinstance(value, FunctionType):
             return self.function_text(value)
         if isinstance(value, MethodType):
@@ -343,7 +350,7 @@ class Description:
             elif name in unread_names or UNREAD.search(name.lstrip("_")):
                 continue
             elif _are_handles(value):
-                continue  # the hooks themselves are described with the module that runs them
+                continue  # they remove hooks, which are described with the module that runs them
             elif id(value) not in self.configs:
                 yield name, self.text_of(value, name)
         for name in module._non_persistent_buffers_set:
@@ -352,16 +359,17 @@ class Description:
     def class_text(self, described_class: type) -> str:
         """Return the name of a class, with a digest of functions that were added to it.
 
-        These are the functions of the class that its library did not define. Without any, the text
-        is the name alone. It is made once for each class. A class of the user's own marks the
-        description as incomplete.
+        These are functions and methods, such as ones that a user replaced, that the library of the
+        class did not define. Without any, the text is the name alone. Each class is described only
+        once; its text is then stored. A class of the user's own marks the description as
+        incomplete (`is_complete`), since its code may read anything, such as a file.
         """
         if described_class in self.classes:
             return self.classes[described_class]
         name = f"{described_class.__module__}.{described_class.__qualname__}"
         self.classes[described_class] = name  # the class may contain itself
-        # The class may be described again from another object, which finds the stored text. So
-        # its steps do not depend on the object from which it is described first.
+        # `self.steps` is the way to the object that is described now. The stored text serves all
+        # objects of the class, so it must not depend on the way to the first of them.
         steps_outside = self.steps
         self.steps = ("class", name)
         if is_own_class(described_class):
@@ -382,13 +390,13 @@ class Description:
         The digest is of its code, its defaults, the variables of an outer function that it reads,
         and the globals that it reads and that belong to no library. A function of an installed
         library has no digest, unless it was defined inside another function. A function of no
-        library marks the description as incomplete.
+        library marks the description as incomplete, since it may read anything, such as a file.
         """
         name = f"{function.__module__}.{function.__qualname__}"
         is_defined_inside = "<locals>" in name or "<lambda>" in name
         if is_of_user(function):
             self.is_complete = False
-        elif not is_defined_inside:
+        elif not is_defined_inside:  # a library's function, which its name identifies
             return name
         outer_variables = [content_of(cell) for cell in function.__closure__ or ()]
         defaults = [function.__defaults__, function.__kwdefaults__]
@@ -407,11 +415,11 @@ class Description:
         return f"{name} ({_text_digest(' '.join(texts))})"
 
     def patches(self) -> dict[Trait, str]:
-        """Return, as text, the code that was added to libraries which the described objects use.
+        """Return, as text, code of the user in libraries which the described objects use.
 
-        Such code belongs to no installed package, such as a method that a user has replaced
-        (see `added_to_libraries`). The libraries are those that compute in a forward pass, the
-        Python modules that define the classes described so far, and the modules that these import.
+        Such code belongs to no installed package; for example, the user has replaced a method of
+        a library's class. The libraries are those that compute in a forward pass, the Python
+        modules that define the classes described so far, and the modules that these import.
 
         A function under a name that the library's code never uses is left out, since it replaces
         nothing. For example, `torch.compile` leaves compiled functions under new names in a

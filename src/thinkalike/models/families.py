@@ -107,7 +107,10 @@ class Family:
 
     @property
     def in_config_json(self) -> str:
-        """The `model_type` that config.json gives; "" if transformers does not know the family."""
+        """The `model_type` that config.json gives; "" if transformers does not know the family.
+
+        It is the family's name, unless the family states another one.
+        """
         if self.reader != "transformers":
             return ""
         return self.model_type or self.name
@@ -247,6 +250,7 @@ def heads_of(model_type: str) -> list[Head]:
         classifiers = auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     mappings: list[tuple[Predicts, str, Mapping[str, object]]] = [
         ("class", AUTO_CLASSES["class"], classifiers),
+        # The class that reads an encoder-decoder; its states are compared, and not its logits.
         ("states" if is_encoder_decoder else "next", AUTO_CLASSES["states"], sequence_to_sequence),
         ("hidden", AUTO_CLASSES["hidden"], auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
         ("next", AUTO_CLASSES["next"], auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
@@ -423,8 +427,8 @@ def pick_device(name: str, key: str = "model.device") -> str:
     """Check that this machine has a device, and return its name.
 
     Args:
-        name: A device as torch calls it, such as "cuda:1", or "auto": CUDA's first GPU if there is
-            one, and else the CPU.
+        name: A device as torch calls it, such as "cuda:1" or "mps", or "auto": CUDA's current GPU
+            if there is one, and else the CPU. "auto" never means "mps".
         key: The setting that names the device, for the error.
 
     Raises:
@@ -457,5 +461,5 @@ def check_device_and_family(side: str, config: ModelConfig) -> None:
         side: What the settings of the model begin with, "model" or "target", for the message.
         config: The configuration of the model.
     """
-    pick_device(config.device, f"{side}.device")
+    pick_device(config.device, key=f"{side}.device")  # raises the error
     one_of(f"{side}.family", config.family, ("auto", *FAMILIES))

@@ -100,8 +100,10 @@ def _fingerprint_of_commits(config: ModelConfig) -> str:
 def _files_read(config: ModelConfig, folder: Path) -> list[Path]:
     """Return the files that loading a checkpoint may read, in a fixed order.
 
-    Other checkpoints of the same training run, in subfolders such as step64, are left out, except
-    files in them that an index of weights names.
+    For a checkpoint of one file, they are this file, and its configuration and tokenizer beside
+    it. In a folder, they are all files with one of READ_SUFFIXES. Other checkpoints of the same
+    training run, in subfolders such as step64, are left out, except files in them that an index of
+    weights names.
 
     Args:
         config: The configuration of the model.

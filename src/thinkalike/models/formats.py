@@ -136,6 +136,7 @@ def _distributed_command(folder: Path) -> str:
     Accelerate and the Trainer write a folder "pytorch_model_fsdp...", and store the weights under
     one more key. Only Accelerate's command removes this key.
     """
+    # The folder holds shards, by which the format was recognised, or has a subfolder with them.
     shard = next(folder.glob("*.distcp"), None) or next(folder.glob("*/*.distcp"))
     source = shlex.quote(str(shard.parent))
     if shard.parent.name.startswith("pytorch_model_fsdp"):

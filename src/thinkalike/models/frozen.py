@@ -355,6 +355,7 @@ class FrozenModel:
                 f"choose a language model, or compare states: {named_setting('measure', 'cka')}"
             )
             raise ModelError(f"{self.name} predicts no next token, so it has no tail; {remedy}")
+        # Rows of one token, so that no row is too long for the model's positions.
         one_token_per_row = residual.reshape(-1, 1, residual.shape[-1])
         logits = self.output(one_token_per_row)
         return logits.view(*residual.shape[:-1], -1)
@@ -398,6 +399,7 @@ class FrozenModel:
         """
         if self.output_error is not None:
             raise self.output_error
+        # All blocks are skipped, and the module's own code after them runs.
         return self._continued(residual, self.n_layers, mask)
 
     def prove_again(self) -> None:
@@ -523,6 +525,7 @@ class FrozenModel:
         originals: list[tuple[nn.Module, str, nn.Parameter]] = []
         copies: dict[int, nn.Parameter] = {}  # by the `id` of the weight, which maps may share
         for module in self.module.modules():
+            # Conv1D is the linear map of GPT-2.
             if not wanted or not isinstance(module, nn.Linear | Conv1D):
                 continue
             for name, weight in module._parameters.items():
@@ -584,15 +587,18 @@ class FrozenModel:
         """
         tokenizer = self.tokenizer
         special_ids = tokenizer("", verbose=False)["input_ids"]  # an empty text has no others
-        around_text = " ".join(tokenizer.convert_ids_to_tokens(special_ids)) or None
+        around_text = " ".join(tokenizer.convert_ids_to_tokens(special_ids)) or "None"
         before_row = f"{tokenizer.bos_token} " if self.bos_each_row else ""
-        after_row = tokenizer.eos_token or tokenizer.sep_token or None
+        after_row = tokenizer.eos_token or tokenizer.sep_token or "None"
         return f"text: {around_text}; row: {before_row}... {after_row}"
 
     def describe(self) -> dict[str, str]:
         """Return the facts about the model that are stored with each result, by their names.
 
-        "weights", "settings" and "tokenizer" are hashes.
+        Three are hashes: "weights" of all tensors, "settings" of the entries of its configuration
+        that change a pass, and "tokenizer". "marks" are the special tokens around a text.
+        "other_dtypes" counts tensors of a dtype that is not "dtype"; this fact and "quantization"
+        are left out where they do not apply.
         """
         description = {
             "name": self.name,
@@ -652,11 +658,13 @@ class FrozenModel:
         if layer == EMBED:
 
             def store_input(_: nn.Module, args: Arguments, kwargs: NamedArguments) -> None:
+                """Store the input of block 0, as a hook before it."""
                 states[layer] = state_in(args, kwargs)
 
             return self.blocks[0].register_forward_pre_hook(store_input, with_kwargs=True)
 
         def store_output(_: nn.Module, args: Arguments, output: object) -> None:
+            """Store the output of a block, as a hook after it."""
             states[layer] = first_tensor(output)
 
         return self.blocks[int(layer)].register_forward_hook(store_output)
@@ -691,6 +699,7 @@ class FrozenModel:
 
         first_argument = self._argument_names[0]
         takes_tokens_by_name = "input_ids" in self._argument_names
+        # transformers would search each row for several packed texts, and wait for the GPU.
         with pass_lock(self.module), one_text_per_row():
             # The first argument of a model of images and text may be the pixels of an image.
             if takes_tokens_by_name and first_argument != "input_ids":

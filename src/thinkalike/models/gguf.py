@@ -126,8 +126,8 @@ def split_words_as_stated(
 ) -> PreTrainedTokenizerFast:
     """Make a tokenizer split texts into words (before BPE) as its GGUF file states, and return it.
 
-    transformers follows the file's rule by itself, except rules that also make each digit a word.
-    For these, the pre-tokenizer is replaced in place.
+    transformers follows the rule that the file names, except rules that also make each digit a
+    word. For these, the pre-tokenizer is replaced in place.
 
     Args:
         tokenizer: The tokenizer that transformers made of the file.
@@ -148,7 +148,8 @@ def split_words_as_stated(
         ]
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         return tokenizer
-    # Only byte-level BPE, which GGUF files call gpt2, has such a rule.
+    # Only byte-level BPE, which GGUF files call gpt2, has such a rule. For one that it does not
+    # know, transformers splits as GPT-2 does, which is right for those in LIKE_GPT2.
     known_rules = LIKE_GPT2 | set(GGUF_PRE_TOKENIZER_SPLITS)
     if fields.get("tokenizer.ggml.model") == "gpt2" and rule_name not in known_rules:
         raise ModelError(
@@ -219,7 +220,7 @@ def _checked_reading(path: Path) -> _Reading:
 
     read_fields = _fields_read(path, architecture, config)
     prefix = f"{architecture}."
-    _check_types(header, path, prefix, read_fields)
+    _check_types_of_fields(header, path, prefix, read_fields)
     # `_fill_in` reads the width of rotary positions, whether or not transformers does.
     for name in sorted(read_fields | {"rope.dimension_count"}):
         size = fields.get(f"{prefix}{name}")
@@ -264,10 +265,15 @@ def _check_is_model(fields: Mapping[str, Value], path: Path) -> None:
         )
 
 
-def _check_types(header: Header, path: Path, prefix: str, read_fields: Collection[str]) -> None:
-    """Raise a ModelError if a field that is read has another type than the format gives it.
+def _check_types_of_fields(
+    header: Header, path: Path, prefix: str, read_fields: Collection[str]
+) -> None:
+    """Raise a ModelError if a field of a GGUF file has another type than the format gives it.
 
-    Python would take the text "false" for true, and true for the number 1.
+    Python would take the text "false" for true, and true for the number 1. Fields that the format
+    has as true or false (FLAGS) or as texts (TEXTS) are always checked. Others must be numbers, or
+    arrays of numbers, if they are read or change a pass; but a field with a PATTERN of layers may
+    have true or false for each layer.
 
     Args:
         header: The header of the file.
@@ -279,9 +285,10 @@ def _check_types(header: Header, path: Path, prefix: str, read_fields: Collectio
         value = header.fields.get(field)  # None: an array of several entries
         entries = value if isinstance(value, list) else [value]
         name = field.removeprefix(prefix)
-        is_read_of_model = field.startswith(prefix) and (
-            name in read_fields or CHANGES_A_PASS.search(name.rpartition(".")[2])
-        )
+        is_of_model = field.startswith(prefix)
+        changes_a_pass = bool(CHANGES_A_PASS.search(name.rpartition(".")[2]))
+        is_read_of_model = is_of_model and (name in read_fields or changes_a_pass)
+        must_be_number = is_read_of_model and not field.endswith(PATTERNS)
         right_type = "a number"
         is_right = True
         if FLAGS.search(field):
@@ -290,7 +297,7 @@ def _check_types(header: Header, path: Path, prefix: str, read_fields: Collectio
         elif TEXTS.search(field):
             right_type = "a text"
             is_right = isinstance(value, str)
-        elif (is_read_of_model and not field.endswith(PATTERNS)) or field.endswith("_token_id"):
+        elif must_be_number or field.endswith("_token_id"):
             is_right = not any(isinstance(entry, bool | str) for entry in entries)
         if not is_right:
             shown = "an array" if value is None else short(repr(value))
@@ -309,7 +316,7 @@ def _check_special_tokens(header: Header, path: Path) -> None:
     token_count = header.lengths.get("tokenizer.ggml.tokens", 0)
     if not token_count:
         raise ModelError(f"{path} has no tokens (tokenizer.ggml.tokens); {TAKE_ORIGINAL}")
-    for name in GGUF_CONFIG_MAPPING["tokenizer"]:
+    for name in GGUF_CONFIG_MAPPING["tokenizer"]:  # such as ggml.bos_token_id
         token_id = header.fields.get(f"tokenizer.{name}")
         if isinstance(token_id, int) and not 0 <= token_id < token_count:
             raise ModelError(
@@ -321,8 +328,8 @@ def _check_special_tokens(header: Header, path: Path) -> None:
 def _scales_of_positions(header: Header, architecture: str) -> list[str]:
     """Return the tensors and fields of a GGUF file that scale rotary positions, for a message.
 
-    Tensors are given by name, and fields as "name=value". Fields without effect, such as a factor
-    of 1, are left out.
+    Tensors, such as "rope_freqs.weight", are given by name, and fields as "name=value". Fields
+    without effect, such as a factor of 1, are left out.
 
     Args:
         header: The header of the file.
@@ -333,16 +340,18 @@ def _scales_of_positions(header: Header, architecture: str) -> list[str]:
     for field, value in header.fields.items():
         name = field.removeprefix(prefix)
         is_scaling = field.startswith(prefix) and name.startswith("rope.scaling.")
-        if is_scaling and name not in WITHOUT_EFFECT and not _is_neutral(name, value):
+        has_effect = name not in WITHOUT_EFFECT and not _has_no_effect(name, value)
+        if is_scaling and has_effect:
             scales.append(f"{name}={short(value)}")
     return scales
 
 
-def _is_neutral(name: str, value: Value) -> bool:
+def _has_no_effect(name: str, value: Value) -> bool:
     """Return whether a field of a GGUF file has no effect with this value.
 
     Values without effect are False, "none", an empty text, 0, and for a factor 1. Attention is
-    causal by default, so "attention.causal" has no effect if it is True.
+    causal by default, so "attention.causal" has no effect if it is True. `name` is the name of the
+    field without the architecture in front.
     """
     if name == "attention.causal":
         return value is True
@@ -465,7 +474,7 @@ def _fields_without_reader(
         is_dealt_with_elsewhere = CHANGES_A_PASS.search(last_part) or name.startswith(
             "rope.scaling."
         )
-        if is_dealt_with_elsewhere or _is_neutral(name, value):
+        if is_dealt_with_elsewhere or _has_no_effect(name, value):
             continue
         name_in_config = NAMES_IN_CONFIG.get(last_part, last_part)
         if getattr(config, name_in_config, None) != value:
@@ -519,7 +528,7 @@ def _fill_in(config: PreTrainedConfig, fields: Mapping[str, Value], prefix: str)
                 rope["partial_rotary_factor"] = rotary_width / width
         elif entry:
             setattr(config, entry, value)
-        elif not _is_neutral(name, value):
+        elif not _has_no_effect(name, value):
             unread.append(f"{field}={short(value)}")
     return unread
 
@@ -527,8 +536,8 @@ def _fill_in(config: PreTrainedConfig, fields: Mapping[str, Value], prefix: str)
 def _is_read_for_a_layer_type(config: PreTrainedConfig, name: str, value: Value) -> bool:
     """Return whether transformers has read a setting of rotary positions for some type of layer.
 
-    For the width and the base of the positions, the configuration is compared with the file. Any
-    other setting is assumed to have been read.
+    A width or a base counts as read if the configuration that transformers made has the file's
+    value for some type. Any other setting is assumed to have been read.
 
     Args:
         config: A configuration with separate settings of positions for each type of layer, such as
@@ -595,8 +604,8 @@ def all_tensors_read(place: str, heads: re.Pattern[str]) -> Iterator[None]:
 def _entry_for(config: PreTrainedConfig, name: str) -> str:
     """Return the name of a configuration's entry for the last part of a GGUF field's name.
 
-    "" means that there is none. Both names are the same, except for a norm's epsilon, whose entry
-    is called rms_norm_eps, for example.
+    "" means that there is none. Both names are the same, except for a norm's epsilon, such as
+    layer_norm_rms_epsilon, whose entry is called rms_norm_eps, for example.
     """
     for entry in vars(config):
         if entry == name or (name.endswith("epsilon") and "_eps" in entry):

@@ -129,7 +129,7 @@ def _header(path: Path) -> Header:
         alignment = _alignment(fields)
         start = 0
         for _ in range(tensor_count):
-            name, type_name, stop = _tensor(cursor, start)
+            name, type_name, stop = _read_tensor_description(cursor, start)
             if name in types:
                 raise ValueError(f"it has two tensors of the name {name}")
             types[name] = type_name
@@ -150,7 +150,7 @@ def _alignment(fields: dict[str, Value]) -> int:
     return alignment
 
 
-def _tensor(cursor: _Cursor, expected_start: int) -> tuple[str, str, int]:
+def _read_tensor_description(cursor: _Cursor, expected_start: int) -> tuple[str, str, int]:
     """Read the description of one tensor in the header.
 
     Args:
@@ -233,12 +233,12 @@ class _Cursor:
         """Read a stated number of entries, and check that the rest of the file can hold them.
 
         Args:
-            smallest: The fewest bytes that an entry takes.
+            smallest: The fewest bytes that an entry takes; 1 for the bytes of a text.
 
         Raises:
             ValueError: The rest of the file is too short for this number of entries.
         """
-        count = self.integer("Q")
+        count = self.integer("Q")  # 64 bits
         if count * smallest > self._remaining():
             raise ValueError(f"it states {count:,} entries, for which it is too short")
         return count
@@ -286,13 +286,13 @@ class _Cursor:
 
         A single text is returned in a list.
         """
-        count = self.count(LENGTH_OF_TEXT)
-        if count == 1:
+        text_count = self.count(smallest=LENGTH_OF_TEXT)  # an empty text is its length alone
+        if text_count == 1:
             return [self.text()]
-        for _ in range(count):
-            length_of_text = self.count(1)
-            self.skip(length_of_text)
-        return _Array(count)
+        for _ in range(text_count):
+            length_in_bytes = self.count(smallest=1)
+            self.skip(length_in_bytes)
+        return _Array(text_count)
 
     def _numbers(self, form: str) -> list[Scalar] | _Array:
         """Read an array of numbers, and return only its length unless it has a single number.

@@ -59,14 +59,14 @@ def exchangeable_heads(config: object) -> int:
     if has_slopes:
         return 0
     n_heads = number_in(config, HEADS) or 0
-    n_groups = number_in(config, KEY_HEADS) or n_heads
+    n_groups = number_in(config, KEY_HEADS) or n_heads  # each has its own keys and values
     if n_groups > 1:
         return n_groups
     return n_heads
 
 
 def heads_of_weight(
-    name: str, shape: tuple[int, ...], block: int, inside: str, heads: int, width: int
+    name: str, shape: tuple[int, ...], block: int, inside: str, n_heads: int, width: int
 ) -> Heads | None:
     """Return the attention heads whose outputs a weight maps to the stream, or None.
 
@@ -78,16 +78,16 @@ def heads_of_weight(
         shape: The shape of the weight.
         block: The number of the block.
         inside: The name of the weight inside the block, such as "self_attn.o_proj.weight".
-        heads: The number of heads; 0 if it is not known.
+        n_heads: The number of heads; 0 if it is not known.
         width: The width of the residual stream, which is one axis of the weight.
     """
     if not OUTPUT_OF_ATTENTION.search(inside) or len(shape) != 2 or width not in shape:
         return None
     n_outputs = shape[0] * shape[1] // width  # of all heads: the length of the other axis
-    if heads < 1 or n_outputs % heads:
+    if n_heads < 1 or n_outputs % n_heads:
         return None
     module = inside.removesuffix(".weight").rpartition(".")[0]
-    return Heads(block, module, name, heads, width)
+    return Heads(block, module, writing=name, heads=n_heads, width=width)
 
 
 def text_section(config_json: Mapping[str, object]) -> Mapping[str, object]:

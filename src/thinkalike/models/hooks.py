@@ -46,7 +46,7 @@ def pass_lock(module: nn.Module) -> contextlib.AbstractContextManager[bool]:
     Without it, the hooks that one thread registers would also act on the pass of another thread.
     The thread that holds the lock may take it again.
     """
-    with _changing:
+    with _changing:  # so that two threads do not make two locks for a module
         return _locks.setdefault(module, threading.RLock())
 
 

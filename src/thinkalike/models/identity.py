@@ -59,22 +59,24 @@ def note_libraries(model: FrozenModel) -> None:
 
 
 def check_libraries(model: FrozenModel) -> None:
-    """Raise a ModelError if code that libraries hold since the load changes a model's output.
+    """Raise a ModelError if code of the user in libraries now changes a model's output.
 
-    Other code alone is no error: it may belong to other models, or only watch passes.
+    Such code may be a replaced method of torch or transformers. It is compared with that at load.
+    If it is different, the model runs once; the same output is no error, since the code may belong
+    to other models, or only watch passes. A model that is no copy of one in memory is not checked.
     """
-    at_load = model.library_code
-    if at_load is None:
+    code_at_load = model.library_code
+    if code_at_load is None:
         return
-    now = added_to_libraries()
+    code_now = added_to_libraries()
     changed = set()
-    for place in at_load.keys() | now.keys():
-        if at_load.get(place) is not now.get(place):
+    for place in code_at_load.keys() | code_now.keys():
+        if code_at_load.get(place) is not code_now.get(place):
             changed.add(".".join(place))
     if not changed:
         return
     if sample_digest(model) == model.digest_at_load:
-        model.library_code = now
+        model.library_code = code_now  # so that the model need not run again for this code
         return
     raise ModelError(
         f"{model.name}: libraries hold other code of your own than when it was loaded "

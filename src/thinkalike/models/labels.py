@@ -102,7 +102,8 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
     distinguishing = {}
     for name, value in vars(config).items():
         # A namesake that lacks the setting does not differ in it.
-        differs = any(_setting(namesake, name, value) != value for namesake in namesakes)
+        values = [_setting_or_default(namesake, name, default=value) for namesake in namesakes]
+        differs = any(value_of_namesake != value for value_of_namesake in values)
         is_without_head = name == "head" and value is None  # the setting `site` says enough then
         if differs and name not in UNNAMED_SETTINGS and not is_without_head:
             distinguishing[name] = str(value)
@@ -127,10 +128,10 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
     return f"{title}[{settings}]"
 
 
-def _setting(config: ModelConfig, name: str, default: object) -> object:
+def _setting_or_default(config: ModelConfig, name: str, default: object) -> object:
     """Return a setting of a model, or `default` if its configuration has no such setting.
 
-    For the setting "path" of a model in memory, the digest of the model is returned instead.
+    A model in memory has no path: its digest, which tells it from others, is returned instead.
     """
     if name == "path" and isinstance(config, LoadedModelConfig):
         return config.digest

@@ -47,7 +47,7 @@ def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: LayerCho
 
     Nothing is checked if the configuration of either model does not tell its depth.
     """
-    source_layers = outline(source).layers
+    source_layers = outline(source).layers  # their number; None: it is not known
     target_layers = outline(target).layers
     if source_layers and target_layers:
         pairs_of_layers(layers, source_layers, target_layers)  # raises the error
@@ -116,8 +116,8 @@ def layers_of_sides(
         layers: "same" (each layer with that of the same number), "all" (all pairs), or a list
             whose entries are pairs, or single layers n for the pair (n, n).
         source_layers, target_layers: How many layers the two models have.
-        itself: Whether a model is compared with itself. Then both lists have the layers of both
-            sides.
+        itself: Whether a model is compared with itself. Then one pass gives the states of both
+            sides, so both lists have the layers of both sides.
     """
     pairs = pairs_of_layers(layers, source_layers, target_layers)
     sources = {source for source, _ in pairs}

@@ -132,17 +132,20 @@ def load_live(
         with _explaining_failure_of_copy(live.module, config.name):
             frozen = _frozen_copy(live, copy, config, family, device)
         if expected is not None:
-            _check_copy(frozen, live.module, expected)
+            _check_output_of_copy(frozen, live.module, expected)
         note_libraries(frozen)
         if _has_code_of_user(live):
-            _check_own_weights(frozen, live.original)
+            _check_copy_has_own_weights(frozen, live.original)
             frozen.prove_again()
         return at_sites(frozen, config, config.name)
 
 
 @contextlib.contextmanager
 def _explaining_failure_of_copy(module: PreTrainedModel, name: str) -> Iterator[None]:
-    """Say of a failed pass of a model's copy whether the model itself fails as well.
+    """Explain a failed pass of a model's copy: either the model itself fails as well, or it runs.
+
+    The model's own error is raised if it fails. Passes of the copy are run while the context is
+    open.
 
     Args:
         module: The model that was copied.
@@ -341,15 +344,20 @@ def _outputs_as_given(module: PreTrainedModel, name: str) -> torch.Tensor:
     errors.
     """
     embedding = embedding_of(module)
-    # The same tokens as in `_check_copy`.
+    # The same tokens as in `_check_output_of_copy`.
     tokens = sample_tokens(len(embedding), longest_row(module) or DEFAULT_CONTEXT)
     with torch.no_grad(), explaining_pass_errors(name), evaluation_mode(module):
         output = module(tokens.to(embedding.device))
         return first_tensor(output).clone()
 
 
-def _check_copy(model: FrozenModel, original: PreTrainedModel, expected: torch.Tensor) -> None:
+def _check_output_of_copy(
+    model: FrozenModel, original: PreTrainedModel, expected: torch.Tensor
+) -> None:
     """Raise a ModelError unless a copy of a model gives the output of the model itself.
+
+    The error names one of two causes: the original's cache of keys and values, or else code of the
+    user that holds its weights.
 
     Args:
         model: The copy.
@@ -381,37 +389,38 @@ def _check_copy(model: FrozenModel, original: PreTrainedModel, expected: torch.T
     )
 
 
-def _check_own_weights(model: FrozenModel, original: nn.Module) -> None:
-    """Raise a ModelError if a copy of a model computes with tensors of the model.
+def _check_copy_has_own_weights(model: FrozenModel, original: nn.Module) -> None:
+    """Raise a ModelError if a copy of a model computes with tensors of the original.
 
     Code of the user may hold them where copying does not look, such as in a weak reference or a
-    NumPy array. So the numbers themselves are set to zero for a pass of the copy, and no module of
-    the copy may then give another output, or fail. Logits alone would not show all: a norm can
-    remove what such code does to a state.
+    NumPy array. So all numbers of the original are set to zero for a pass of the copy, and no
+    module of the copy may then give another output, or fail. Logits alone would not show all: a
+    norm can remove what such code does to a state.
 
     Args:
         model: The copy.
         original: The model that was copied.
     """
-    before: dict[str, list[str]] = {}
-    without_original: dict[str, list[str]] = {}
-    _note_outputs(model, before)
+    digests_before: dict[str, list[str]] = {}
+    digests_without_original: dict[str, list[str]] = {}
+    _note_digests_of_outputs(model, digests_before)
     has_failed = False
     with _without_numbers(original):
         try:
-            _note_outputs(model, without_original)
+            _note_digests_of_outputs(model, digests_without_original)
         # Code of the user may raise any exception, such as for a division by zero.
         except Exception as error:
             if out_of_memory_error(error):
                 raise
             has_failed = True
-    if without_original == before and not has_failed:
+    if digests_without_original == digests_before and not has_failed:
         return
     # Sums on a GPU may round differently in each pass, which shows nothing.
-    again: dict[str, list[str]] = {}
-    _note_outputs(model, again)
-    for path, outputs in before.items():
-        if outputs == again.get(path) and outputs != without_original.get(path):
+    digests_again: dict[str, list[str]] = {}
+    _note_digests_of_outputs(model, digests_again)
+    for path, digests in digests_before.items():
+        is_repeatable = digests == digests_again.get(path)
+        if is_repeatable and digests != digests_without_original.get(path):
             place = path or type(model.module).__name__
             raise ModelError(
                 f"{model.name}: a copy of it computes with weights of the original from {place} "
@@ -422,7 +431,7 @@ def _check_own_weights(model: FrozenModel, original: nn.Module) -> None:
             )
 
 
-def _note_outputs(model: FrozenModel, outputs: dict[str, list[str]]) -> None:
+def _note_digests_of_outputs(model: FrozenModel, outputs: dict[str, list[str]]) -> None:
     """Note digests of what each module of a model gives for a long row of sample tokens.
 
     Args:
@@ -432,6 +441,7 @@ def _note_outputs(model: FrozenModel, outputs: dict[str, list[str]]) -> None:
     """
 
     def record(path: str, module: nn.Module, args: object, output: object) -> None:
+        """Note the digest of a module's main output, as a hook after the module at `path`."""
         main_output = None
         with contextlib.suppress(LookupError, TypeError):  # it may be empty, or no sequence
             main_output = first_tensor(output)
@@ -450,47 +460,48 @@ def _note_outputs(model: FrozenModel, outputs: dict[str, list[str]]) -> None:
 def _without_numbers(module: nn.Module) -> Iterator[None]:
     """Set all tensors that a model holds to zero while the context is open.
 
-    The numbers themselves are set to zero, and restored from a copy. Those in memory that cannot
-    be written, as of a file that is mapped to read it, cannot change; those in memory that other
-    processes share, or that is written to a file, must not. There, the tensor is given zeros in
-    other memory. A tensor of a subclass that has no memory of its own keeps its values.
+    Zeros are written into the memory of each tensor, so that all who share this memory see them,
+    and its numbers are restored from a copy. Two kinds of memory are not written: that of a file
+    that was mapped for reading, which cannot be, and that which other processes or a file share,
+    which must not be. A tensor in such memory is given zeros in other memory instead. A tensor of
+    a subclass that has no memory of its own keeps its values.
     """
-    values: list[tuple[torch.Tensor, torch.Tensor]] = []
-    kept_in_place: list[tuple[torch.Tensor, torch.Tensor]] = []
-    shared_ranges = _shared_ranges()
+    numbers_and_copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    tensors_not_to_write: list[tuple[torch.Tensor, torch.Tensor]] = []  # with their data
+    shared_ranges = _shared_address_ranges()
     seen: set[tuple[object, ...]] = set()
     for tensor in tensors_held(module):
-        numbers = _numbers_of(tensor)
+        numbers = _integers_in_memory_of(tensor)
         if numbers is None:
             continue
         start = numbers.data_ptr()
         is_shared = any(first <= start < end for first, end in shared_ranges)
         if is_shared or not _can_be_written(numbers):
-            kept_in_place.append((tensor, tensor.data))
+            tensors_not_to_write.append((tensor, tensor.data))
             continue
         place = (numbers.data_ptr(), numbers.shape, numbers.stride(), numbers.dtype)
         if place not in seen:  # tensors may share numbers
             seen.add(place)
-            values.append((numbers, numbers.clone()))
+            numbers_and_copies.append((numbers, numbers.clone()))
     try:
-        for numbers, _ in values:
+        for numbers, _ in numbers_and_copies:
             numbers.zero_()
-        for tensor, data in kept_in_place:
+        for tensor, data in tensors_not_to_write:
             tensor.data = torch.zeros_like(data)
         yield
     finally:
-        for numbers, kept in values:
-            numbers.copy_(kept)
-        for tensor, data in kept_in_place:
+        for numbers, copy_of_numbers in numbers_and_copies:
+            numbers.copy_(copy_of_numbers)
+        for tensor, data in tensors_not_to_write:
             tensor.data = data
 
 
-def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
+def _integers_in_memory_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a tensor of integers that shares the memory of a tensor.
 
-    Autograd counts changes of a tensor, but does not notice when these integers are written.
-    Entries of the tensor that share one number in memory, as after `Tensor.expand`, are in the
-    result once. None means that the tensor has no memory.
+    When the integers are written, the tensor changes, but autograd does not notice, which would
+    refuse a later backward pass. Entries of the tensor that share one number in memory, as
+    after `Tensor.expand`, are in the result once. None means that the tensor has no memory.
     """
     start, end = bytes_spanned(tensor)
     if start == end:
@@ -505,7 +516,7 @@ def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return numbers
 
 
-def _shared_ranges() -> list[tuple[int, int]]:
+def _shared_address_ranges() -> list[tuple[int, int]]:
     """Return the ranges of addresses that are shared with a file or with other processes.
 
     Only Linux tells; elsewhere there are none.
@@ -618,16 +629,17 @@ def check_tokenizer(
 def _tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer in a folder or in a downloaded repository, or None.
 
-    None means that none can be read without asking the hub, or that it is damaged.
+    None means that none can be read without asking the hub, that it is damaged, or that it may
+    make texts very many times as long (`check_growth_of_texts`).
     """
     from transformers import AutoTokenizer
 
-    from thinkalike.models.tokenizer_growth import check_growth
+    from thinkalike.models.tokenizer_growth import check_growth_of_texts
 
     file = Path(place, "tokenizer.json")
     try:
         if file.is_file():
-            check_growth(file)
+            check_growth_of_texts(file)
         return AutoTokenizer.from_pretrained(place, local_files_only=True)
     except Exception:  # the library raises any, for files of any content
         return None

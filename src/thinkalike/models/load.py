@@ -170,16 +170,17 @@ def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
     """
     device = torch.device(pick_device(config.device))
     dtype = getattr(torch, config.dtype)
-    base = base_of(config)
-    source = base or config  # the model whose weights are read
+    base = base_of(config)  # None: the model is no adapter
+    source = base or config  # the model whose weights are read first
     adapter = named_folder(config) if base else None
     with checkpoint_location(source) as (place, revision):
         if named_folder(source) is None:
             source = replace(source, revision=revision)  # so that all files are of one commit
         config_json = read_config_json(source, place)
+        # The setting `model.family` comes first; "auto" is no family.
         family = FAMILIES.get(source.family) or family_in(config_json, f"{place}/config.json")
         check_settings(config, family)
-        if not config.implausible:
+        if not config.implausible:  # the setting that accepts a model as it is
             check_rope(config_json, config.called)
         quantization = stated_quantization(config_json)
         if quantization and config.quantization:
@@ -187,7 +188,7 @@ def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
                 f"{config.called} is quantised already ({quantization}); remove "
                 f"{named_setting('model.quantization', config.quantization)}"
             )
-        checkpoint = _read(source, family, place, device, dtype, adapter)
+        checkpoint = _read_checkpoint(source, family, place, device, dtype, adapter)
         # For a GGUF file, the reader has filled this in from the types of the tensors.
         if not checkpoint.quantization:
             checkpoint = checkpoint._replace(quantization=quantization)
@@ -197,7 +198,7 @@ def _load_checkpoint(config: ModelConfig, name: str) -> FrozenModel:
     )
 
 
-def _read(
+def _read_checkpoint(
     config: ModelConfig,
     family: Family,
     place: str,
@@ -277,7 +278,8 @@ def load_tokenizer(name: str, beside: Path) -> PreTrainedTokenizerBase:
     config = configured(name, {})
     with explaining_loading_errors(config), checkpoint_location(config) as (place, revision):
         source = config
-        if named_folder(config) is None:
+        is_on_the_hub = named_folder(config) is None
+        if is_on_the_hub:  # all files are read at one commit, also if the branch moves on
             source = replace(config, revision=revision)
         family = family_in(read_config_json(source, place), f"{place}/config.json")
         if family.reader == "native":

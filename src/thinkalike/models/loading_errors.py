@@ -75,10 +75,10 @@ def _quieten() -> None:
     verbosity = os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
     # transformers reads the variable once, when it is imported.
-    loaded = sys.modules.get("transformers.utils.logging")
-    if verbosity == "error" and loaded:
-        loaded.set_verbosity_error()
-        loaded.disable_progress_bar()
+    loaded_logging = sys.modules.get("transformers.utils.logging")  # None: not imported so far
+    if verbosity == "error" and loaded_logging:
+        loaded_logging.set_verbosity_error()
+        loaded_logging.disable_progress_bar()
     # Unless this is set, tokenizers warns in each process that is forked.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     # Otherwise transformers asks the hub to convert .bin files.

@@ -71,5 +71,7 @@ def _meta_native(architecture: Mapping[str, object]) -> MetaModel:
         bridge = TransformerBridge.boot_native(
             dict(architecture), device="meta", dtype=torch.float32
         )
-    module = without_hooks(bridge.original_model)  # as when a job loads such a model
-    return MetaModel(module.eval(), "layers", bridge.original_model.cfg.n_ctx)
+    # A job removes TransformerLens's hooks from such a model as well, when it loads the weights.
+    module = without_hooks(bridge.original_model)
+    longest = bridge.original_model.cfg.n_ctx
+    return MetaModel(module.eval(), path_of_blocks="layers", longest=longest)

@@ -33,13 +33,13 @@ class MiddleModel(FrozenModel):
     def __init__(self, model: FrozenModel, is_proved: bool = False):
         """Share everything with `model`, and check that it can be cut between attention and MLP.
 
-        The check is left out if `is_proved`: then the model is a copy, with different weights, of
-        one that passed it.
+        `is_proved` skips the passes that check it: then the model is a copy, with different
+        weights, of one that passed.
         """
         vars(self).update(vars(model))
-        self.middle_sites = Sites(model, [MIDDLE], None)
+        self.middle_sites = Sites(model, [MIDDLE], head=None)
         self.sites = self.middle_sites
-        if not self.middle_sites.layers("attn_out"):
+        if not self.middle_sites.layers("attn_out"):  # empty if some block has no attention
             raise ModelError(
                 f"{named_setting('model.site', MIDDLE)} cannot be cut: not every block of "
                 f"{model.name} has attention"
@@ -70,9 +70,9 @@ class MiddleModel(FrozenModel):
         return self.middle_sites.captured(hook_point, layer, batch_shape, states)
 
     def _ended_after(self, count: int) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which a pass ends inside block `count - 1`, before its MLP.
+        """Return a context in which a pass ends between attention and MLP of block `count - 1`.
 
-        There the state of this block is read. With `count` 0, the pass ends before block 0.
+        There the last of `count` states is read. With `count` 0, the pass ends before block 0.
         """
         if count == 0:
             return ended_at(self.blocks[0], entering=True)
@@ -82,11 +82,11 @@ class MiddleModel(FrozenModel):
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
         """Return the model's output, given the stream between attention and MLP of a block.
 
-        The block is `start - 1`, and `residual` (b, t, d) is the stream before its MLP. The
-        attention of the block runs as well, but does not count: either its output is replaced by
-        zeros, so that `residual` as the block's input reaches the MLP unchanged, or, where
-        `residual` is the output of a norm after attention, the output of this norm is replaced.
-        With `start` 0, `residual` is the input of block 0.
+        The block is `start - 1`, and `residual` (b, t, d) is the stream before its MLP. It is
+        given to the block as its input, and the attention of the block runs, but does not count.
+        There are two cases. Usually attention's output is replaced by zeros, so that `residual`
+        reaches the MLP unchanged. But where a norm after attention returns the stream, the output
+        of this norm is replaced by `residual`. With `start` 0, `residual` is the input of block 0.
         """
         if start == 0:
             return super()._continued(residual, start, mask)

@@ -84,10 +84,10 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
     from thinkalike.models.stored_weights import check_dtypes
 
     config_json = json.loads(Path(place, "config.json").read_text())
-    _check_entries(config_json, place)
+    _warn_of_unread_entries(config_json, place)
     tokenizer = mini_tokenizer(place)
     module = build_mini(config_json["architecture"], len(tokenizer), config_json["seed"])
-    _check_built(module, config_json["architecture"], place)
+    _check_built_as_stated(module, config_json["architecture"], place)
     weights = load_file(f"{place}/model.safetensors")
     last_names = {name.rpartition(".")[2] for name, _ in module.named_parameters()}
     check_dtypes(weights, place, last_names)
@@ -96,8 +96,10 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
     return Checkpoint(module.to(device=device, dtype=dtype), tokenizer, cast(int, longest))
 
 
-def _check_entries(config_json: Mapping[str, object], place: str) -> None:
+def _warn_of_unread_entries(config_json: Mapping[str, object], place: str) -> None:
     """Warn if the config.json of a model of the family `native` has entries that nothing reads.
+
+    Models of this family have the form of the small models that this package brings along.
 
     Args:
         config_json: The contents of config.json.
@@ -121,7 +123,9 @@ def _check_entries(config_json: Mapping[str, object], place: str) -> None:
         )
 
 
-def _check_built(module: nn.Module, architecture: Mapping[str, object], place: str) -> None:
+def _check_built_as_stated(
+    module: nn.Module, architecture: Mapping[str, object], place: str
+) -> None:
     """Raise a ModelError if a built model does not have the settings that config.json states.
 
     TransformerLens ignores settings that it does not know, and replaces empty ones. A setting that

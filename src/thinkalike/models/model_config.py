@@ -19,8 +19,8 @@ def configured(
     Args:
         model: A configuration, a path, a model's everyday name, or a repository of the hub. A
             `str` that is a known name is never taken for a path.
-        settings: Settings of `model=` by name. The values of dtype and device may be text or
-            objects of torch.
+        settings: The settings to change, by name, such as {"dtype": torch.float16}. The values of
+            dtype and device may be text or objects of torch.
     """
     plain_settings = dict(settings)
     for name in ("dtype", "device"):
@@ -29,7 +29,7 @@ def configured(
     if isinstance(model, ModelConfig):
         return model_named(model, plain_settings)
     name_or_path = checked_path("model", model)
-    is_known_name = name_or_path in options("model")
+    is_known_name = name_or_path in options("model")  # an everyday name
     is_path = isinstance(model, os.PathLike) or (not is_known_name and is_there(name_or_path))
     if is_path:
         name_or_path = str(Path(name_or_path).absolute())

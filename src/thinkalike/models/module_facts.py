@@ -116,7 +116,7 @@ def config_of_text_model(module: nn.Module) -> PreTrainedConfig:
 
 
 def padding_of_head(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the padding id, by which a classifier finds where a text ends.
+    """Return the padding id, by which a classifier finds where a text ends; set one if needed.
 
     Without a padding id in its configuration, a classifier of transformers that needs one runs
     only on single texts. So if the configuration has none, this function sets it, in place: to the
@@ -188,7 +188,9 @@ def _check_positions(module: nn.Module, name: str, size: int) -> None:
         size: The value of that entry: the rows that a table must have.
     """
     config = config_of_text_model(module)
-    reads_text_alone = config is (getattr(module, "config", None) or getattr(module, "cfg", None))
+    # If a model also reads images, a section of its configuration, another object, is about text.
+    whole_config = getattr(module, "config", None) or getattr(module, "cfg", None)
+    reads_text_alone = config is whole_config
     if not reads_text_alone:
         return
     # For the message: the name of the entry in config.json, such as GPT-2's n_positions.
@@ -198,7 +200,8 @@ def _check_positions(module: nn.Module, name: str, size: int) -> None:
         if isinstance(submodule, nn.Embedding):
             tables.append((path, submodule.weight))
     for path, table in tables:
-        is_of_positions = path.rpartition(".")[2] in POSITIONS and table.dim() == 2
+        last_name = path.rpartition(".")[2]
+        is_of_positions = last_name in POSITIONS and table.dim() == 2
         if is_of_positions and len(table) < size:
             raise ModelError(
                 f"config.{name}={size}, and {path} has {len(table)} rows, one for each position: "
@@ -264,7 +267,7 @@ def first_tensor(output: object) -> Tensor:
         return output
     if isinstance(output, Mapping) and "logits" in output:
         return cast(Tensor, output["logits"])
-    return cast(Sequence[Tensor], output)[0]
+    return cast(Sequence[Tensor], output)[0]  # outputs of transformers take numbers, too
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -299,7 +302,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return the buffers that a checkpoint of a module holds, by name.
 
-    Buffers of its submodules are included, and those that are registered as not persistent, which
+    Buffers of its submodules are included. Buffers that are registered as not persistent, which
     `state_dict()` leaves out, are not.
     """
     buffers = {}

@@ -53,6 +53,9 @@ class DecodedWeights:
     def __init__(self, stored: Weights, settings: Mapping[str, object]) -> None:
         """Check that weights of this quantisation can be decoded, and compute their shapes.
 
+        `stored` reads the tensors of the files, and `settings` are "quantization_config" of
+        config.json. Weights are decoded only when they are read.
+
         Raises:
             ModelError: They have an unusual number of bits or version, or the files are damaged.
         """
@@ -60,6 +63,7 @@ class DecodedWeights:
         self._method = str(settings["quant_method"])
         # The first format of GPTQ stores each zero point minus 1; "gptq_v2" stores it as it is.
         self._zeros_are_less_one = settings.get("checkpoint_format", "gptq") == "gptq"
+        # Settings of AWQ may state the bits as "w_bit". Those of bitsandbytes need not state them.
         self._bits = int(str(settings.get("bits", settings.get("w_bit", 4))))
         if self._method != "bitsandbytes" and self._bits not in BITS_PACKED:
             raise ModelError(
@@ -73,7 +77,7 @@ class DecodedWeights:
                 "those of gemm; give the checkpoint before it was quantised"
             )
         with self._explaining_damage("its packed weights"):
-            self._shapes = dict(self._shapes_of_matrices())
+            self._shapes = dict(self._decoded_shapes())
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of each weight after decoding, by name."""
@@ -117,10 +121,12 @@ class DecodedWeights:
             return self._stored.read(name).float() * largest_of_row[:, None] / LARGEST_INT8
         return self._stored.read(name)
 
-    def _shapes_of_matrices(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of each weight after decoding, by name.
+    def _decoded_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape that each weight and bias has after decoding, by its name.
 
-        Tensors that only serve to decode others, such as scales, are left out.
+        GPTQ and AWQ pack a matrix under the name "qweight"; decoded, it has the name "weight".
+        bitsandbytes keeps the name. Tensors that only serve to decode others, such as scales, are
+        left out.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in self._stored.shapes().items():
@@ -129,6 +135,7 @@ class DecodedWeights:
                 shapes[f"{path}.weight"] = self._shape_of_unpacked(shape)
             elif last in ("weight", "bias"):
                 shapes[name] = shape
+                # Packed in 4 bits, it is a flat row of bytes, whose settings state its own shape.
                 is_packed_in_four_bits = bool(self._name_of_settings(name))
                 if is_packed_in_four_bits:
                     shapes[name] = tuple(self._settings_of(name)["shape"])
@@ -153,6 +160,7 @@ class DecodedWeights:
         The tensor "g_idx" has the group of each input. Without it, consecutive inputs are divided
         into groups of equal size.
         """
+        # GPTQ packs along the inputs, and `_unpacked` unpacks along the last axis.
         numbers = self._unpacked(self._stored.read(f"{path}.qweight").T).T  # (in, out)
         zeros = self._unpacked(self._stored.read(f"{path}.qzeros"))  # (groups, out)
         if self._zeros_are_less_one:
@@ -246,7 +254,8 @@ class DecodedWeights:
 def _columns_in_order(numbers: Int[Tensor, "n m"]) -> Int[Tensor, "n m"]:
     """Return the columns of a matrix of AWQ in order.
 
-    AWQ shuffles each eight consecutive columns, which share a 32-bit word, in the same way.
+    AWQ shuffles each eight consecutive columns, which share a 32-bit word, in the same way. The
+    entries are whole numbers of 4 bits.
     """
     words = numbers.view(len(numbers), -1, len(AWQ_ORDER))  # (n, words, 8)
     ordered = torch.empty_like(words)
@@ -257,8 +266,8 @@ def _columns_in_order(numbers: Int[Tensor, "n m"]) -> Int[Tensor, "n m"]:
 def packed_settings(config_json: Mapping[str, object]) -> Mapping[str, object] | None:
     """Return the settings of a quantisation whose packed weights can be decoded here, or None.
 
-    They are the section "quantization_config" of config.json, or of its section about the text
-    model.
+    Those of GPTQ, AWQ and bitsandbytes can be. The settings are the section "quantization_config"
+    of config.json, or of its section about the text model.
     """
     for section in (config_json, config_json.get("text_config")):
         if isinstance(section, Mapping):

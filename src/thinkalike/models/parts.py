@@ -99,8 +99,10 @@ def parts_of(model: FrozenModel) -> list[Part]:
 def _paths_by_part(model: FrozenModel) -> dict[tuple[int, str], list[str]]:
     """Return the paths of the modules of each part, by (layer, component).
 
-    A module before the blocks has layer -1 and belongs to the component "embedding". A module
-    after them has layer `model.n_layers` and belongs to the component "norms" or "unembedding".
+    Inside a block, they are its direct submodules that have weights. Outside of the blocks, they
+    are all modules with weights of their own: one before the blocks has layer -1 and belongs to
+    the component "embedding"; one after them has layer `model.n_layers` and belongs to the
+    component "norms" or "unembedding".
     """
     blocks = model.family.blocks
     module_of_block = re.compile(rf"{re.escape(blocks)}\.(\d+)\.([^.]+)$")
@@ -258,8 +260,10 @@ def component_of(name: str) -> str:
 def check_same_structure(base: FrozenModel, changed: FrozenModel) -> None:
     """Raise a ModelError unless two models have the same depth, width and parts.
 
-    Otherwise neither can be a changed copy of the other. The two must tie the same weights and
-    have vocabularies of the same size, which `give_same_ties_and_vocabulary` sees to.
+    Otherwise neither can be a changed copy of the other. A part is the modules of one component,
+    such as attention, in one layer; only their names are compared. If one model alone shares a
+    weight between embedding and head, their parts differ, too: such weights must have been untied
+    before (`give_same_ties_and_vocabulary`).
     """
     for name in ("n_layers", "d_model"):
         base_size = getattr(base, name)
@@ -285,6 +289,7 @@ def give_same_ties_and_vocabulary(base: FrozenModel, changed: FrozenModel) -> li
     smaller one are removed. One sentence is returned for each change.
     """
     sentences = []
+    # Pairs (path of a module, name of its weight) of weights that an earlier module has as well.
     base_tied = _tied_weights(base.module)
     changed_tied = _tied_weights(changed.module)
     for model, tied_in_this_model_alone in (
@@ -329,8 +334,8 @@ def _tied_weights(module: nn.Module) -> set[tuple[str, str]]:
 def _cut_vocabulary(model: FrozenModel, rows: int) -> None:
     """Keep the first `rows` rows of the embedding, and of the head and its bias, in place.
 
-    These are the weights outside the blocks that have a row for each token. The attributes of
-    their modules and of the model that state the number of rows are changed as well.
+    They are known by their length: weights outside the blocks with one row for each token. The
+    attributes of their modules and of the model that state the number of rows change as well.
     """
     for path, module in model.module.named_modules():
         if path.startswith(f"{model.family.blocks}."):
@@ -353,6 +358,7 @@ def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
     Raises:
         ModelError: A tensor differs that belongs to no part.
     """
+    # By the names that they have without PEFT's wrappers.
     base_tensors = comparable_tensors(base.module)
     changed_tensors = comparable_tensors(changed.module)
     differing_names = base_tensors.keys() ^ changed_tensors.keys()  # those in only one model
@@ -500,7 +506,7 @@ def weights_changed(
     parts: Sequence[Part],
     addition_for: Callable[[str, Tensor], Tensor],
 ) -> Iterator[None]:
-    """Add a tensor to each weight of `base` that differs from `changed`, while this is open.
+    """Add a tensor to each weight of `base` that differs in `changed`, while the context is open.
 
     Only weights in `parts` are changed. A weight whose shape differs in `changed` stays as it is.
 

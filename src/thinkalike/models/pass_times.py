@@ -119,6 +119,8 @@ class _TimedEnough(Exception):
 class _BlockTimer:
     """Times passes through the blocks of a model, or through the first ones of a large model.
 
+    It divides the seconds that blocks take by their numbers of operations.
+
     Args:
         model: The model, with constant weights.
         shape: Its sizes.
@@ -135,10 +137,10 @@ class _BlockTimer:
         n_rows = max(TIMED_TOKENS // row_length, 1)
         timed_length = min(row_length, TIMED_TOKENS)
         self.tokens = torch.zeros(n_rows, timed_length, dtype=torch.long, device=device)
-        # Sums over the blocks that were timed.
+        # Sums over the blocks that were timed, of the time they took and of their operations.
         self.seconds = 0.0
         self.operations = 0.0
-        self._began = 0.0
+        self._began = 0.0  # when the block that runs now began, in seconds of a clock
 
     @torch.no_grad()
     def seconds_per_operation(self) -> float:

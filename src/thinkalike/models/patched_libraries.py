@@ -103,7 +103,7 @@ def added_to_libraries(further: Collection[str] = ()) -> dict[tuple[str, str], o
             if is_own and not issubclass(value, tuple):
                 # Only its own entries: base classes are searched where they are defined.
                 added |= _added_to(value, f"{library}.{value.__qualname__}", read)
-    return added | _global_code()
+    return added | _global_code_of_users()
 
 
 def _added_to(
@@ -206,19 +206,30 @@ def _replaced_in_module(
 ) -> Iterator[tuple[str, object]]:
     """Yield the names of functions and classes that replace those of a module, and what they are.
 
-    A name that the code of the library does not use replaces nothing. A partial of the very
-    function whose place it has, which presets an argument, was put there by a user.
+    These are functions and classes of the user. A name that the code of the library does not use
+    replaces nothing. A partial of the very function whose place it has, which presets an argument,
+    was put there by a user, too.
+
+    Args:
+        library: The name of the module.
+        entries: The entries of the module by name.
     """
     for name, value in list(entries.items()):
         if not callable(value) or name not in names_in_library(library):
             continue
-        presets = type(value) is functools.partial and getattr(value.func, "__name__", "") == name
-        if presets or is_of_user(value):
+        presets_arguments = (
+            type(value) is functools.partial and getattr(value.func, "__name__", "") == name
+        )
+        if presets_arguments or is_of_user(value):
             yield name, value
 
 
-def _global_code() -> dict[tuple[str, str], object]:
-    """Return hooks around all modules, and modes that see operations of torch, of users."""
+def _global_code_of_users() -> dict[tuple[str, str], object]:
+    """Return code of users that torch runs around all modules or all operations.
+
+    It is hooks around the pass of every module, and modes, which see each operation of torch. Keys
+    are (module of torch, name with a number).
+    """
     from torch.nn.modules import module as torch_module
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack

@@ -60,7 +60,7 @@ def check_patterns(patterns: Collection[str], names: Collection[str], stated_in:
     patterns_and_names = json.dumps([list(patterns), list(names)])
     with contextlib.suppress(subprocess.TimeoutExpired):
         process = subprocess.run(
-            # -I and -S: nothing but the standard library can be imported.
+            # MATCHING is a short program. -I and -S: it can import only the standard library.
             [sys.executable, "-I", "-S", "-c", MATCHING],
             input=patterns_and_names,
             text=True,

@@ -81,7 +81,7 @@ def check_plausible(model: CutModel) -> None:
         if _is_constant(weight):
             value = weight.flatten()[0].item()
             raise ModelError(f"{model.name}: {path} holds {value:.3g} alone; {_accept_as_it_is()}")
-        zero_lines = _zero_lines_in_words(model, path, weight)
+        zero_lines = _zero_rows_and_columns_in_words(model, path, weight)
         if zero_lines:
             with_zeros.append(f"{zero_lines} of {path}")
     if all_zero:
@@ -111,7 +111,7 @@ def _is_of_parametrization(path: str, paths: Collection[str]) -> bool:
 
 
 def _are_whole_numbers(weight: Tensor) -> bool:
-    """Return whether a matrix has only whole numbers, and not just since its numbers are large.
+    """Return whether a matrix has only whole numbers, and some of them could have a fraction.
 
     A float of 1 / ε or more is always whole, so such numbers say nothing of where they come from.
     A matrix of zeros has only whole numbers.
@@ -140,7 +140,7 @@ def _is_constant(weight: Tensor) -> bool:
     return is_first_row_constant and bool((weight == first_value).all())
 
 
-def _zero_lines_in_words(model: CutModel, path: str, weight: Tensor) -> str:
+def _zero_rows_and_columns_in_words(model: CutModel, path: str, weight: Tensor) -> str:
     """Return how many rows and columns of a matrix are zero, such as "3 rows and 1 columns".
 
     "" means none. Rows that may be zero in a good model are not counted: all rows of embeddings of
@@ -158,7 +158,7 @@ def _zero_lines_in_words(model: CutModel, path: str, weight: Tensor) -> str:
     is_zero_column = ~table.any(dim=0)
     n_zero_columns = int(is_zero_column.sum())
     owner = model.module.get_submodule(path.rpartition(".")[0])
-    is_table_of_tokens = len(table) == model.vocabulary
+    is_table_of_tokens = len(table) == model.vocabulary  # a row for each token id
     if is_table_of_tokens:
         tokenizer = model.tokenizer
         special_ids = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
@@ -392,6 +392,7 @@ def _check_loss(model: CutModel) -> None:
     tokens = torch.tensor([ids])
     logits = model.full(tokens)[0].float().cpu()
     targets = tokens[0]
+    # A masked language model predicts each token of the sentence, although none is masked.
     if model.predicts == "next":
         logits = logits[:-1]
         targets = targets[1:]

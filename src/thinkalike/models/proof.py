@@ -100,7 +100,7 @@ def _layers_to_cut_after(model: CutModel) -> list[Layer]:
         return [last]  # blocks of a decoder also read what its encoder made of the tokens
     config = config_of_text_model(model.module)
     kind_of_layer: list[object] = []
-    for name in LAYER_KINDS:
+    for name in LAYER_KINDS:  # such as layer_types
         value = getattr(config, name, None)
         if isinstance(value, list):
             kind_of_layer = value
@@ -115,9 +115,9 @@ def _layers_to_cut_after(model: CutModel) -> list[Layer]:
 def _longest_window(model: CutModel) -> int | None:
     """Return the longest attention window, in tokens, that needs a longer row of sample tokens.
 
-    None means that no window does: the configuration states no window; or the usual row of 16
-    sample tokens is longer than all windows anyway; or even the longest possible row is not longer
-    than a window by BEYOND_WINDOW tokens.
+    Such a row must be longer than the window by BEYOND_WINDOW tokens, so that the window cuts
+    tokens off. A window does not count if the usual row of 16 sample tokens is long enough for it,
+    or if the longest possible row is too short. None means that no window counts.
     """
     config = config_of_text_model(model.module)
     usual_row_length = 16  # of `sample_tokens`
@@ -137,9 +137,9 @@ def _longest_window(model: CutModel) -> int | None:
 def _unchanged_by_reading(model: CutModel) -> Iterator[None]:
     """Check that a model gives the same output before and after the body of the `with` statement.
 
-    The caller reads all weights in that body. The two outputs must be equal to the bit. But if two
-    passes in a row differ already, as sums on a GPU may round differently, the outputs may differ
-    by the `TOLERANCE` of the dtype.
+    The caller reads all weights by `state_dict()` in that body, which may unpack quantised weights
+    in place. The two outputs must be equal to the bit. But if two passes in a row differ already,
+    as sums on a GPU may round differently, the outputs may differ by the `TOLERANCE` of the dtype.
 
     Raises:
         ModelError: The outputs differ, or two passes in a row differ by more than the tolerance.
@@ -251,8 +251,7 @@ def output_error_of(
     """Check that a model's head turns its last states into its output; return the error if not.
 
     This was checked when the model was loaded, on a few random tokens. Code of a user may act on
-    certain tokens or positions only, so it is checked again on the first rows of a real text. The
-    head of a language model is given each state alone, as everywhere else.
+    certain tokens or positions only, so it is checked again on the first rows of a real text.
 
     Args:
         model: The model.
@@ -273,9 +272,9 @@ def output_error_of(
         full = model.full(tokens, mask, types).clone()
         (last_states,) = model.residuals(tokens, [model.n_layers - 1], mask, types)
         if model.predicts == "next":
-            composed = model.finish(last_states)
+            composed = model.finish(last_states)  # each state alone, without the mask
         else:
-            composed = model.output(last_states, mask)
+            composed = model.output(last_states, mask)  # a classifier picks a state by the mask
     error = relative_error(composed, full)
     if error <= TOLERANCE[model.dtype]:
         return None
@@ -302,6 +301,7 @@ def check_finite_weights(module: nn.Module, name: str) -> None:
             continue
         wrong_count = int((~tensor.isfinite()).sum())
         if wrong_count:  # otherwise all values are finite, and only their sum overflowed
+            # A value beyond 65,504 becomes infinite when it is cast to float16.
             has_overflowed = tensor.dtype == torch.float16 and not tensor.isnan().any()
             remedy = "; they may be in float32" if has_overflowed else ""
             raise ModelError(
@@ -373,7 +373,7 @@ def may_change_states(hook: object, depth: int = DEEPEST_WRAPPER) -> bool:
     library = module_of(hook).partition(".")[0]
     if library not in LIBRARIES_OF_HARMLESS_HOOKS or is_of_user(hook):
         return True
-    if depth == 0:
+    if depth == 0:  # objects further inside are taken for harmless
         return False
     for attribute in getattr(hook, "__dict__", {}).values():
         inner_objects = attribute if isinstance(attribute, tuple | list) else [attribute]
@@ -423,7 +423,8 @@ def _check_causal(model: CutModel, tokens: Tokens) -> None:
     """Raise a ModelError if later tokens change a language model's logits of earlier ones.
 
     Every token in the second half of each row is replaced by another one, and the logits of the
-    first half are compared before and after.
+    first half are compared before and after. The error says what to do: the model may be an
+    encoder whose configuration names the wrong class, or lacks the entry for a decoder.
 
     Args:
         model: A model that predicts the next token.
@@ -435,7 +436,7 @@ def _check_causal(model: CutModel, tokens: Tokens) -> None:
     logits_after_change = model.full(changed_tokens)[:, :half]
     error = relative_error(logits_after_change, model.full(tokens)[:, :half])
     # The error is exactly 0 in all architectures but mixtures of experts, whose products round
-    # differently with other tokens in the batch.
+    # differently with other tokens in the batch. A tenth of the tolerance allows for these.
     if error <= TOLERANCE[model.dtype] / 10:
         return
 
@@ -443,8 +444,11 @@ def _check_causal(model: CutModel, tokens: Tokens) -> None:
     body_name = type(getattr(model.module, "base_model", None)).__name__
     heads = heads_of(str(getattr(config, "model_type", "")))
     remedy = f"write {body_name} under architectures in its config.json, to read its states alone"
-    if any(head.predicts == "hidden" for head in heads):
+    # transformers has a class for this architecture that predicts hidden (masked) tokens.
+    has_masked_class = any(head.predicts == "hidden" for head in heads)
+    if has_masked_class:
         remedy = "save it with AutoModelForMaskedLM"
+    # BERT and its like predict the next token only if the configuration says so.
     if hasattr(config, "is_decoder"):
         remedy = (
             "if trained on earlier tokens alone, write is_decoder: true in its config.json; else "

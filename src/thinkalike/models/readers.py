@@ -47,7 +47,7 @@ from thinkalike.models.stored_weights import (
     FLOATING,
     StoredTensor,
     check_dtypes,
-    check_one_set,
+    check_weight_files_agree,
     dtype_name,
 )
 from thinkalike.models.survey import without_hooks
@@ -107,7 +107,7 @@ def read_transformers(
     import transformers
 
     model_class = getattr(transformers, family.reading_class)
-    options = _placement(config, device)
+    options = _placement_options(config, device)
     quantization: str = config.quantization or ""
     if is_gguf(place):
         if quantization:
@@ -178,7 +178,7 @@ def read_legacy(
         module = without_hooks(bridge.original_model.eval())
         error = relative_error(first_tensor(module(tokens)), logits_with_hooks)
     if not error <= TOLERANCE[dtype]:  # NaN fails as well
-        check_finite_weights(module, config.called)
+        check_finite_weights(module, config.called)  # raises if a NaN is the cause
         raise ModelError(
             f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}"
         )
@@ -204,6 +204,7 @@ def _loader_pinned_to_commit(repository: str, revision: str | None) -> Iterator[
     commit = resolved("model", repository, revision)
 
     def download_pinned(repo_id: str, filename: str, **options: object) -> str:
+        """Download a file, of the commit if it is one of `repository`."""
         if repo_id == repository:
             options["revision"] = commit.sha
         return download(repo_id, filename, **options)
@@ -242,7 +243,7 @@ def read_weights(
         ModelError: Weights are missing, left over or of another shape.
     """
     module, loading = _read_by_transformers(model_class, config, place, options)
-    check_one_set(Path(place))
+    check_weight_files_agree(Path(place))
     _warn_of_unknown_classes(module, config.called)
 
     missing = [name for name in loading["missing_keys"] if not BUFFERS.search(name)]
@@ -370,7 +371,7 @@ def _refuse_faults(
 
     Args:
         faults: The names of the weights by what is wrong with them, such as "missing".
-        missing: The names of all missing weights, including those that are not faults.
+        missing: The names of all missing weights; `faults` has only those that must be there.
         module: The model that the checkpoint was read into.
         config: The configuration of the model.
         place: The folder, repository or GGUF file that was read.
@@ -384,9 +385,9 @@ def _refuse_faults(
     if is_gguf(place):
         source = "fields describe"
         remedy = TAKE_ORIGINAL
-    prefix = f"{module.base_model_prefix}."
-    is_only_head_missing = not any(name.startswith(prefix) for name in missing)
-    has_head = module.base_model is not module
+    prefix_of_body = f"{module.base_model_prefix}."
+    is_only_head_missing = not any(name.startswith(prefix_of_body) for name in missing)
+    has_head = module.base_model is not module  # `base_model` is the model without its head
     if faults["missing"] and is_only_head_missing and has_head:
         body_name = type(module.base_model).__name__
         remedy = f"if it has no head, write {body_name} under architectures in config.json"
@@ -474,6 +475,7 @@ def _one_source_of_each_weight(stored: Mapping[str, StoredTensor], place: str) -
 
     def convert_checked(renaming: WeightRenaming, *arguments: object, **options: object) -> object:
         """Check that tensors for the same weight are equal, and convert as transformers does."""
+        # `layer_targets` has, for each weight of the model, the names in files that become it.
         for stored_names in renaming.layer_targets.values():
             first, *others = sorted(stored_names)
             for other in others:
@@ -522,11 +524,10 @@ def _warn_of_two_embeddings(module: PreTrainedModel, called: str) -> None:
     """
     if not hasattr(module, "get_output_embeddings"):
         return
-    head = module.get_output_embeddings()
-    if head is None or not getattr(config_of_text_model(module), "tie_word_embeddings", False):
-        return
+    should_be_tied = getattr(config_of_text_model(module), "tie_word_embeddings", False)
+    head = module.get_output_embeddings()  # None: the model has no head
     weight = getattr(head, "weight", None)
-    if weight is None:
+    if weight is None or not should_be_tied:
         return
     is_tied_in_memory = weight is module.get_input_embeddings().weight
     is_offloaded = weight.is_meta
@@ -545,17 +546,19 @@ def _warn_of_two_embeddings(module: PreTrainedModel, called: str) -> None:
     )
 
 
-def _placement(config: ModelConfig, device: torch.device) -> dict[str, object]:
+def _placement_options(config: ModelConfig, device: torch.device) -> dict[str, object]:
     """Return the options of `from_pretrained` that quantise weights and place them on devices.
 
-    With a device map, the option "offload_folder" is a new temporary folder. It is removed when
-    the module is garbage-collected, for which `_moved_to_device` provides.
+    On the CPU, without quantisation and without a device map, there are no options.
+
+    With a device map, this creates a temporary folder, the option "offload_folder", for weights
+    that fit on no device. The caller must remove it when the module is garbage-collected.
     """
     options: dict[str, object] = {}
     if config.quantization:
         from transformers import BitsAndBytesConfig
 
-        in_8bit = config.quantization == "8bit"
+        in_8bit = config.quantization == "8bit"  # otherwise it is "4bit"
         settings: dict[str, object] = {"load_in_8bit": in_8bit, "load_in_4bit": not in_8bit}
         if not in_8bit:
             settings["bnb_4bit_compute_dtype"] = getattr(torch, config.dtype)
@@ -606,7 +609,7 @@ def part_with_states(module: PreTrainedModel, config: ModelConfig, family: Famil
     body = module.base_model
     if not family.is_encoder_decoder:
         return cast(nn.Module, body)
-    has_decoder = body.get_decoder() is not body
+    has_decoder = body.get_decoder() is not body  # a model without one returns itself
     if config.side == "decoder" and not has_decoder:
         raise ModelError(
             f"{config.called} is an encoder without a decoder: remove "
@@ -639,7 +642,10 @@ class DecoderSide(nn.Module):
         return cast(nn.Module, self.both.get_input_embeddings())
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return the decoder's last states (b, t, d); encoder and decoder both read `tokens`."""
+        """Return the decoder's last states (b, t, d); encoder and decoder both read `tokens`.
+
+        `self.both` is the encoder-decoder; its `base_model` is the model without its head.
+        """
         output = self.both.base_model(
             input_ids=tokens,
             attention_mask=attention_mask,

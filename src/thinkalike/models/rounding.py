@@ -124,7 +124,7 @@ def balanced_sizes(
         # For each column: the sum of squares after the rows are divided by their new sizes.
         sums_over_rows = torch.zeros_like(column_sizes)  # (m,)
         sizes_of_slices = []
-        for rows in matrix.split(ROWS_AT_ONCE):
+        for rows in matrix.split(ROWS_AT_ONCE):  # a few at once, since float32 takes memory
             squares = rows.float().square()
             mean_squares = (squares / column_sizes_before.square()).mean(1)  # of each row
             sizes = mean_squares.sqrt().where(mean_squares > SMALLEST_NONZERO, 1.0)

@@ -179,8 +179,8 @@ def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
     folder = named_folder(source)
     if folder is None:
         return shape_from(config, _config_json_of_hub(source), name)
-    config_json: Mapping[str, object] = known_config_json(folder)
-    if "architecture" in config_json:
+    config_json: Mapping[str, object] = known_config_json(folder)  # {} if it is missing
+    if "architecture" in config_json:  # a bundled model
         config_json = _with_vocabulary(config_json, folder)
     shape = shape_from(config, config_json, name)
     if shape is not None:
@@ -196,6 +196,7 @@ def _config_json_in_memory(config: LoadedModelConfig) -> Mapping[str, object]:
     settings = getattr(module, "config", None)
     if not isinstance(settings, PretrainedConfig):
         return {}
+    # All entries, also those with their defaults. The class may be another than the one stated.
     config_json: dict[str, object] = json.loads(settings.to_json_string(use_diff=False))
     return {**config_json, "architectures": [type(module).__name__]}
 
@@ -241,7 +242,8 @@ def _with_vocabulary(config_json: Mapping[str, object], folder: Path) -> Mapping
 def _shape_of_states(config: ModelConfig, name: str | None) -> Shape:
     """Return the sizes of a folder of stored states, as those of a model without weights.
 
-    Reading stored states takes no operations of the processor that would count.
+    The states stand in the place of a model, whose cost is asked for: nothing is to be loaded, and
+    reading stored states takes no operations of the processor that would count.
 
     Args:
         config: The folder.
@@ -284,6 +286,7 @@ def shape_from(
         vocabulary=sizes.vocabulary,
         parameters=sizes.parameters,
         bytes=float(sizes.parameters * dtype.itemsize),
+        # The longest row that the model takes, but no longer than the setting, or its default.
         context=min(sizes.longest or DEFAULT_CONTEXT, config.context or DEFAULT_CONTEXT),
         operations=sizes.operations,
         sizes=sizes_as_text,

@@ -115,7 +115,7 @@ def hook_points(model: FrozenModel, n_heads: int) -> HookPoints:
     blocks, runs_outside = _recorded_runs(model)
     tolerance = SUM_TOLERANCE * torch.finfo(model.dtype).eps
     # The form of a block says which modules add to the stream, and where resid_mid is.
-    forms = _most_common_option([list(_forms(block, tolerance)) for block in blocks])
+    forms = _most_common_option([list(_fitting_forms(block, tolerance)) for block in blocks])
 
     points: HookPoints = {}
     for layer, (block, form) in enumerate(zip(blocks, forms, strict=True)):
@@ -253,7 +253,7 @@ def _most_common_option(options_of_blocks: Sequence[Sequence[Choice]]) -> list[C
     return choices
 
 
-def _forms(block: Block, tolerance: float) -> Iterator[Form]:
+def _fitting_forms(block: Block, tolerance: float) -> Iterator[Form]:
     """Yield every form that fits the states that the modules of a block read and wrote.
 
     A form names the modules of the block that are attention and the MLP: their outputs, added to
@@ -261,8 +261,9 @@ def _forms(block: Block, tolerance: float) -> Iterator[Form]:
     yielded if the block has no state for each token.
 
     Args:
-        block: The recorded modules of the block.
-        tolerance: By how much a sum may differ, as a share of the sum of absolute values.
+        block: The recorded modules of the block, by their paths in it; that of the block is "".
+        tolerance: By how much a sum of states may differ from another state, as a share of the
+            sum of absolute values.
     """
     resid_pre = block[""].input
     resid_post = block[""].output
@@ -286,7 +287,11 @@ class _Sums:
     """
 
     def __init__(self, block: Block, resid_pre: Tensor, resid_post: Tensor, tolerance: float):
-        """Find the modules inside the block that read or write states of the stream's shape."""
+        """Find the modules inside the block that read or write states of the stream's shape.
+
+        `resid_pre` and `resid_post` are the block's input and output; sums may differ by
+        `tolerance`, a share of all that is added.
+        """
         self.block = block
         self.resid_pre = resid_pre
         self.resid_post = resid_post
@@ -294,9 +299,11 @@ class _Sums:
         self.writers: list[ModuleRun] = []
         self.readers: list[ModuleRun] = []
         for path, run in block.items():
-            if path and run.output is not None and run.output.shape == resid_post.shape:
+            if path == "":  # the block itself
+                continue
+            if run.output is not None and run.output.shape == resid_post.shape:
                 self.writers.append(run)
-            if path and run.input is not None and run.input.shape == resid_post.shape:
+            if run.input is not None and run.input.shape == resid_post.shape:
                 self.readers.append(run)
 
     def is_sum_of(self, total: Tensor | None, *summands: Tensor | None) -> bool:
@@ -315,7 +322,8 @@ class _Sums:
         Args:
             total: The sum. If it or a summand is None, no module is returned.
             summands: The states to which the output is added.
-            after, before: The module must have begun and ended to run between these two moments.
+            after, before: The module must have begun and ended to run between these two moments,
+                counted over all modules that begin or end in a pass.
         """
         completing = []
         for run in self.writers:
@@ -396,9 +404,14 @@ def _named_pairs(
 ) -> Iterator[tuple[str, str]]:
     """Yield (path of attention, path of the MLP) for each pair of candidates.
 
-    The names of modules decide between candidates. A pair is left out if the name of its MLP is
-    that of attention. The first path is "" if the candidate for attention does not have such a
-    name.
+    The candidates fit by their outputs; here their names are checked as well. A pair is left out
+    if its candidate for the MLP is attention by its name. The first path is "" (not known) if the
+    candidate for attention is not attention by its name.
+
+    Args:
+        block: The modules of the block that ran.
+        attentions: The candidates for attention.
+        mlps: The candidates for the MLP.
     """
     for attention, mlp in itertools.product(attentions, mlps):
         if _is_attention(block, mlp):

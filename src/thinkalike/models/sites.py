@@ -60,7 +60,7 @@ class Sites:
         """
         stated_heads = number_in(config_of_text_model(model.module), HEADS)
         self.n_layers = model.n_layers
-        self.n_heads = stated_heads or 1
+        self.n_heads = stated_heads or 1  # if it is not known, `z` is taken as a whole
         self.hook_points = hook_points(model, self.n_heads)
         self.chosen = list(chosen)
         self.head = head
@@ -71,6 +71,7 @@ class Sites:
                     f"{self._available_sites()}"
                 )
 
+        # The heads of which states are taken, one by one; None stands for all heads together.
         self.heads: list[int | None]
         if head is None:
             self.heads = [None]
@@ -158,9 +159,11 @@ class Sites:
             states[key] = states_of_batch.clone()
 
         def store_input(_: nn.Module, args: Arguments, kwargs: NamedArguments) -> None:
+            """Store the state that a module reads, as a hook before it."""
             store(state_in(args, kwargs))
 
         def store_output(_: nn.Module, args: Arguments, output: object) -> None:
+            """Store the state that a module returns, as a hook after it."""
             store(first_tensor(output))
 
         if direction == "output":

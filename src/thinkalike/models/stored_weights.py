@@ -89,41 +89,43 @@ def dtype_name(tensor: StoredTensor) -> str:
     """
     if isinstance(tensor, TensorSlice):
         return str(tensor.get_dtype())
-    name = str(tensor.dtype).removeprefix("torch.")
-    return FLOATING.get(name, name)
+    name_in_torch = str(tensor.dtype).removeprefix("torch.")
+    return FLOATING.get(name_in_torch, name_in_torch)  # from names of torch to safetensors'
 
 
-def check_one_set(folder: Path) -> None:
+def check_weight_files_agree(folder: Path) -> None:
     """Raise an error if the files of weights in a folder contradict each other.
 
-    A set of weights is a single file, or an index with the files that it lists. Transformers reads
-    the first set. Any other set must have the same values. Files of weights that are not part of
-    the first set are logged. Nothing is checked if no file of weights has a usual name.
+    A set of weights is a single file, or an index with the files that it lists. A folder may hold
+    several; transformers reads the first. Any other set must have the same values. Files of
+    weights that are not part of the first set are logged. Nothing is checked if no file of weights
+    has a usual name.
 
     Raises:
         ModelError: Two sets differ by more than a dtype; two files of one index hold a tensor with
             different values, of which either may be read; or a file lacks a tensor that the index
             says it holds.
     """
-    # For each set the file of each tensor, in the order in which libraries look for sets.
-    indices = {}
+    # For each set, by the name of its file or index: the file that holds each tensor. The sets are
+    # in the order in which libraries look for them.
+    files_of_sets = {}
     for name in IN_TURN:
         if (folder / name).is_file():
-            indices[name] = _file_of_tensors(folder / name)
-    if not indices:
+            files_of_sets[name] = _file_of_tensors(folder / name)
+    if not files_of_sets:
         return
-    (first_name, first_index), *other_indices = indices.items()
-    tensors = _tensors_of_index(folder, first_name, first_index)
-    for name, index in other_indices:
-        if not _has_same_values(tensors, folder, index):
+    (first_name, files_of_first), *other_sets = files_of_sets.items()
+    tensors = _tensors_of_index(folder, first_name, files_of_first)
+    for name, file_of_tensors in other_sets:
+        if not _has_same_values(tensors, folder, file_of_tensors):
             raise ModelError(
                 f"{folder} holds two sets of weights that differ, {first_name} and {name}; remove "
                 "one of them"
             )
-    files = set()
+    weight_files = set()
     for pattern in (*WEIGHTS, "adapter_model.*"):
-        files |= {path.name for path in folder.glob(pattern)}
-    unread = files - set(first_index.values())
+        weight_files |= {path.name for path in folder.glob(pattern)}
+    unread = weight_files - set(files_of_first.values())
     if unread:
         log.warning("weights that are not read lie in %s: %s", folder, listed(sorted(unread)))
 

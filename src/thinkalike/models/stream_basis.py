@@ -58,8 +58,9 @@ class StreamBasis:
     def expressed(self, name: str, weight: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
         """Return a weight as it is in this basis of the residual stream.
 
-        A weight that reads the output of a norm is first multiplied by the gains of this norm. A
-        weight that neither reads nor writes the stream is returned as it is.
+        With the axes A, the embedding E becomes E A, and a weight W that writes to the stream
+        becomes A^T W. A weight that reads the output of a norm becomes W diag(g) A, with the gains
+        g of this norm. Any other weight is returned as it is.
 
         Args:
             name: The name of the weight in the model, which tells whether it reads or writes.
@@ -120,9 +121,9 @@ def stream_basis(model: FrozenModel) -> StreamBasis | None:
 def _find_basis(model: FrozenModel) -> StreamBasis | None:
     """Return the basis of a model's stream, or None if the stream cannot be rotated.
 
-    A linear map is assumed to write to the stream if its output has the width of the stream and
-    its input is not the output of a norm. A copy of the model in the basis shows whether this is
-    so.
+    Its axes are the principal axes of all that is written to the stream. A linear map is assumed
+    to write to the stream if its output has the width of the stream and its input is not the
+    output of a norm. A copy of the model in the basis shows whether this is so.
     """
     paths = {module: path for path, module in model.module.named_modules()}
     embedding = embedding_of(model.module)
@@ -147,7 +148,7 @@ def _find_basis(model: FrozenModel) -> StreamBasis | None:
         writers=frozenset(writers),
         embedding=embedding_name,
     )
-    if not _is_proved(model, basis, tokens):
+    if not _gives_same_states(model, basis, tokens):
         return None
     return basis
 
@@ -274,12 +275,12 @@ def _divided_by_rms(states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
     return floats / rms.clamp(min=SMALLEST_NONZERO)
 
 
-def _is_proved(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"]) -> bool:
-    """Return whether a model computes the same in another basis of its residual stream.
+def _gives_same_states(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"]) -> bool:
+    """Return whether a model computes the same states in another basis of its residual stream.
 
     A copy of the model gets its weights in this basis, and the biases of weights that write to the
-    stream. Gains of norms are folded into the weights that read them. After each block, the
-    copy's states for `tokens` must be those of the model, rotated, up to rounding.
+    stream. Gains of norms are multiplied into the weights that read the norms. After each block,
+    the copy's states for `tokens` must be those of the model, rotated, up to rounding.
     """
     layers = list(range(model.n_layers))
     module = deepcopy(model.module)
@@ -290,6 +291,7 @@ def _is_proved(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"
         bias = module.get_submodule(name.removesuffix(".weight")).bias
         if isinstance(bias, Tensor):
             bias.copy_(bias.float() @ basis.axes)
+    # The check that a model can be cut at its blocks is skipped: `model` passed it.
     rotated_model = variant(model, module, f"{model.name} (rotated)", is_proved=True)
     with _without_gains(rotated_model, basis):
         states_of_copy = rotated_model.residuals(tokens, layers)
@@ -305,8 +307,12 @@ def _is_proved(model: FrozenModel, basis: StreamBasis, tokens: Int[Tensor, "b t"
 def _without_gains(model: FrozenModel, basis: StreamBasis) -> Iterator[None]:
     """Make the norms of the basis return x / rms(x), for a state x, while the context is open.
 
-    Their gains are left out, since they have been folded into the weights of `model` that read
-    the outputs of the norms.
+    A norm of the model returns gain * x / rms(x). The gains are left out, since the weights of
+    `model` that read the norms' outputs have been multiplied by them.
+
+    Args:
+        model: The model, with its weights expressed in the basis.
+        basis: A basis of the residual stream; only the paths of its norms are used.
     """
 
     def normalise(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

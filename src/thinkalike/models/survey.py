@@ -106,8 +106,12 @@ def _added_outputs(module: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
 
 @contextlib.contextmanager
 def added_outputs_off(module: nn.Module) -> Iterator[None]:
-    """Switch ADDED_OUTPUTS off in the configuration of a model while the context is open."""
-    entries = _added_outputs(module)
+    """Switch ADDED_OUTPUTS off in the configuration of a model while the context is open.
+
+    They are entries that ask a pass for more than logits, such as `use_cache`. The body of the
+    `with` statement may end passes early, which such outputs do not survive.
+    """
+    entries = _added_outputs(module)  # (configuration, name) of each that is on
     try:
         for config, name in entries:
             setattr(config, name, False)
@@ -120,12 +124,14 @@ def added_outputs_off(module: nn.Module) -> Iterator[None]:
 def _outputs_of_blocks(model: CutModel) -> tuple[list[int], list[object]]:
     """Return the numbers of blocks in the order in which they ran, and what each returned.
 
-    The model runs once on sample tokens. A block that does not run is in neither list.
+    The model runs once on sample tokens. A block that does not run is in neither list, and one
+    that runs twice is in both lists twice.
     """
     order: list[int] = []
     outputs: list[object] = []
 
     def record(number: int, block: nn.Module, args: Arguments, output: object) -> None:
+        """Note that the block of this number ran, as a hook after it."""
         order.append(number)
         outputs.append(output)
 
@@ -221,7 +227,8 @@ def _fused() -> type[nn.Module]:
 
     Attention is changed by its class, and not by a function for each block, since compiled blocks
     share a graph only if their code refers to no object of one of them. The class's module and
-    name are part of the identity of a model in memory, and so of the keys of results.
+    qualified name, with the name of this function, are part of the identity of a model in memory,
+    and so of the keys of results: neither can be renamed.
     """
     from transformer_lens.model_bridge.sources.native.model import NativeAttention
 
@@ -235,7 +242,7 @@ def _fused() -> type[nn.Module]:
             """
             if attention_mask is not None:
                 return super().forward(hidden_states, attention_mask=attention_mask)
-            shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)
+            shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)  # (b, t, heads, d_head)
             # Each is (b, heads, t, d_head).
             q, k, v = (
                 projection(hidden_states).view(shape).transpose(1, 2)

@@ -23,11 +23,11 @@ from thinkalike.errors import ModelError
 MOST_GROWTH = 1000
 
 
-def check_growth(file: Path) -> None:
+def check_growth_of_texts(file: Path) -> None:
     """Raise a ModelError if a tokenizer.json may make a text more than MOST_GROWTH times as long.
 
     Its normaliser and its decoder may replace parts of a text by longer ones, one replacement
-    after the other. A file that is no JSON object is refused as well.
+    after the other, until memory is full. A file that is no JSON object is refused as well.
     """
     growth_of_stage = {}
     try:
@@ -75,6 +75,7 @@ class _Replacement(NamedTuple):
         """
         if self.pattern is None:  # a regular expression
             return True
+        # Any match that overlaps inserted text has a letter of it.
         letters_of_pattern = set(self.pattern)
         return any(letters_of_pattern & set(content) for content in contents)
 

@@ -17,7 +17,7 @@ from thinkalike.models.checkpoints import is_gguf, path_arguments
 from thinkalike.models.gguf import split_words_as_stated
 from thinkalike.models.module_facts import puts_bos
 from thinkalike.models.plausible import PLAIN_SENTENCE
-from thinkalike.models.tokenizer_growth import check_growth
+from thinkalike.models.tokenizer_growth import check_growth_of_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,7 +52,7 @@ def read_tokenizer(config: ModelConfig, place: str) -> PreTrainedTokenizerBase:
     names = {"tokenizer.json"}
     file = cached_file(place, "tokenizer.json", **optional)
     if file:
-        check_growth(Path(file))
+        check_growth_of_texts(Path(file))
     tokenizer = None
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
@@ -133,7 +133,9 @@ def _tokenizer_as_in_file(
 def _warn_of_bos(tokenizer: PreTrainedTokenizerBase, settings: Path, config: ModelConfig) -> None:
     """Warn if the entry add_bos_token of tokenizer_config.json has no effect on a tokenizer.
 
-    There is no warning if the entry is missing, or if the setting `model.bos` decides.
+    The entry has no effect if the tokenizer puts BOS before a text and the entry says no, or the
+    other way round. There is no warning if the entry is missing, or if the setting `model.bos` is
+    given, which decides in any case.
 
     Args:
         tokenizer: The tokenizer.
@@ -144,8 +146,8 @@ def _warn_of_bos(tokenizer: PreTrainedTokenizerBase, settings: Path, config: Mod
     is_stated = should_add_bos in (True, False)
     if config.bos is None and is_stated and should_add_bos != puts_bos(tokenizer):
         log.warning(
-            f"%s: add_bos_token=%s has no effect on its tokenizer; {named_setting('model.bos')} "
-            "decides",
+            "%s: add_bos_token=%s has no effect on its tokenizer; "
+            f"set {named_setting('model.bos')} to decide",
             config.called,
             should_add_bos,
         )
@@ -184,8 +186,9 @@ def dropout_of(tokenizer: PreTrainedTokenizerBase) -> float | None:
 def _encodes_as_in_file(tokenizer: PreTrainedTokenizerBase, file: str) -> bool:
     """Return whether a tokenizer encodes some texts as a tokenizer.json does by itself.
 
-    The class of the tokenizer may overrule the file. Dropout, truncation and padding, which the
-    file may state, are switched off for the comparison.
+    The class of the tokenizer may overrule the file. The texts are a sentence, and ones on which
+    such classes differ, such as with spaces or special tokens. Dropout, truncation and padding,
+    which the file may state, are switched off for the comparison.
 
     Args:
         tokenizer: The tokenizer, as transformers read it.

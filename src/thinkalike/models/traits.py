@@ -54,7 +54,7 @@ def described_traits(module: nn.Module, description: Description) -> dict[Trait,
         traits[path, ""] = description.class_text(type(submodule))
         for name, text in description.attributes(submodule):
             traits[path, name] = text
-    # Hooks that torch runs around the pass of every module.
+    # Hooks that torch runs around the pass of every module belong to no module of the model.
     description.owner = "libraries"
     for name in GLOBAL_HOOKS:
         hooks = getattr(torch_module, name)
@@ -70,7 +70,9 @@ def _trait_of_attention(module: nn.Module) -> dict[Trait, str]:
     is {} if the configuration names no function.
     """
     name = getattr(getattr(module, "config", None), "_attn_implementation", None)
-    return {("", "attention"): name} if isinstance(name, str) else {}
+    if not isinstance(name, str):
+        return {}
+    return {("", "attention"): name}  # "" is the path of the whole model
 
 
 def traits_that_differ(first: nn.Module, second: nn.Module) -> dict[Trait, tuple[str, str]]:
@@ -139,8 +141,9 @@ def _is_expected(text: str, expected: Mapping[Trait, str], trait: Trait) -> bool
 def _traits_from_settings(module: PreTrainedModel) -> dict[Trait, str]:
     """Return the traits of a new model of the same class and configuration.
 
-    The new model has no weights, and its tensors have no values. The result is {} if the class
-    cannot be built from a configuration alone.
+    Traits describe all that decides what a model does, such as the classes and attributes of its
+    modules. Those of the new model are the ones that its configuration explains. Its tensors have
+    shapes and no values. The result is {} if a configuration alone cannot build the class.
     """
     try:
         with torch.device("meta"):

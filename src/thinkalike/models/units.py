@@ -42,7 +42,7 @@ from thinkalike.models.parts import is_wrapper
 from thinkalike.models.stored_weights import (
     Weights,
     check_dtypes,
-    check_one_set,
+    check_weight_files_agree,
     tensors_in_file,
 )
 from thinkalike.models.tokenizer_reading import read_tokenizer
@@ -163,10 +163,15 @@ class UnitModel:
     def heads_writing(self, heads: Heads) -> Float[Tensor, "n h d"]:
         """Return the vectors by which each of n heads writes its h outputs to the residual stream.
 
-        They are the slices of the output matrix of one block's attention, in float32.
+        They are the slices of the output matrix of one block's attention, in float32; d is the
+        width of the stream.
         """
         matrix = self._as_float32(heads.writing, self.weights.read(heads.writing))
-        if not _units_are_rows(heads.writing, tuple(matrix.shape), heads.width, is_reading=False):
+        # A weight is (d, n * h) in most models, and (n * h, d) in some such as GPT-2.
+        outputs_are_rows = _units_are_rows(
+            heads.writing, tuple(matrix.shape), heads.width, is_reading=False
+        )
+        if not outputs_are_rows:
             matrix = matrix.T
         return matrix.reshape(heads.heads, -1, heads.width)
 
@@ -261,13 +266,14 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
     with explaining_loading_errors(config), checkpoint_location(config) as (place, revision):
         config_json = read_config_json(config, place)
         family = family_in(config_json, f"{place}/config.json")
-        packed = packed_settings(config_json)
+        packed = packed_settings(config_json)  # None: not packed in a way that is decoded here
         is_quantised = bool(stated_quantization(config_json))
-        if family.reader == "legacy" or (is_quantised and packed is None):
+        is_of_transformer_lens = family.reader == "legacy"
+        if is_of_transformer_lens or (is_quantised and packed is None):
             return None
         folder = Path(place)
-        check_one_set(folder)
-        is_mini = family.reader == "native"
+        check_weight_files_agree(folder)
+        is_mini = family.reader == "native"  # a small model of the form of those in this package
         tokenizer = mini_tokenizer(place) if is_mini else read_tokenizer(config, place)
         facts = {
             "name": name,
@@ -278,8 +284,10 @@ def _units_in_files(config: ModelConfig, name: str) -> UnitModel | None:
         weights: Weights = StoredWeights(folder)
         if packed is not None:
             weights = DecodedWeights(weights, packed)
-        heads = exchangeable_heads(SimpleNamespace(**text_section(config_json)))
-        return unit_model(name, weights, tokenizer.get_vocab(), facts, heads)
+        # `exchangeable_heads` reads the entries as attributes.
+        text_config = SimpleNamespace(**text_section(config_json))
+        n_heads = exchangeable_heads(text_config)
+        return unit_model(name, weights, tokenizer.get_vocab(), facts, n_heads)
 
 
 def units_of_model(model: FrozenModel, name: str) -> UnitModel:
@@ -289,8 +297,8 @@ def units_of_model(model: FrozenModel, name: str) -> UnitModel:
     """
     weights = LoadedWeights(model)
     facts = model.describe() | {"name": name}
-    heads = exchangeable_heads(config_of_text_model(model.module))
-    return unit_model(name, weights, model.tokenizer.get_vocab(), facts, heads)
+    n_heads = exchangeable_heads(config_of_text_model(model.module))
+    return unit_model(name, weights, model.tokenizer.get_vocab(), facts, n_heads)
 
 
 def unit_model(
@@ -400,7 +408,7 @@ def _weights_by_role(weight_names: Iterable[str]) -> dict[tuple[str, int, str], 
     # For each module and role: (rank of the weight's ending in the list, name of the weight).
     candidates: dict[tuple[str, int, str], dict[str, list[tuple[int, str]]]] = {}
     for name in weight_names:
-        in_block = IN_BLOCK.match(name)
+        in_block = IN_BLOCK.match(name)  # splits "STACK.NUMBER.INSIDE"; None: not in a block
         if not in_block or NOT_OF_UNITS.search(name):
             continue
         for role, endings in (("reading", READING), ("writing", WRITING)):
@@ -435,28 +443,32 @@ def _first_blocks(blocks: set[tuple[str, int]]) -> dict[str, int]:
     first_block = dict.fromkeys(stacks, 0)
     for stack, next_stack in itertools.pairwise(stacks):
         numbers_in_stack = [number for path, number in blocks if path == stack]
-        first_block[next_stack] = first_block[stack] + max(numbers_in_stack) + 1
+        n_blocks_of_stack = max(numbers_in_stack) + 1  # they are counted from 0
+        first_block[next_stack] = first_block[stack] + n_blocks_of_stack
     return first_block
 
 
-def _heads_of_blocks(shapes: Mapping[str, tuple[int, ...]], heads: int, width: int) -> list[Heads]:
+def _heads_of_blocks(
+    shapes: Mapping[str, tuple[int, ...]], n_heads: int, width: int
+) -> list[Heads]:
     """Return where the attention heads of each block are stored, in the order of the blocks.
 
-    A weight outside the blocks, or of a block that reads images or sound, has none.
+    A weight outside the blocks, of a block that reads images or sound, or of an adapter has none.
 
     Args:
         shapes: The shape of each weight of the model, by its name.
-        heads: The number of heads of each block; 0 if it is not known.
+        n_heads: The number of heads of each block; 0 if it is not known.
         width: The width of the residual stream.
     """
-    found: list[tuple[str, Heads]] = []  # the stack of blocks, and heads with a number in it
+    # Pairs of a stack of blocks, such as "encoder.layers", and heads whose block is counted in it.
+    found: list[tuple[str, Heads]] = []
     for name, shape in shapes.items():
-        in_block = IN_BLOCK.match(name)
+        in_block = IN_BLOCK.match(name)  # splits "STACK.NUMBER.INSIDE"; None: not in a block
         if in_block is None or OF_OTHER_INPUTS.search(name):
             continue
         number_in_stack = int(in_block["block"])
         heads_of_block = heads_of_weight(
-            name, shape, number_in_stack, in_block["inside"], heads, width
+            name, shape, number_in_stack, in_block["inside"], n_heads, width
         )
         if heads_of_block is not None:
             found.append((in_block["stack"], heads_of_block))
@@ -471,14 +483,14 @@ def _heads_of_blocks(shapes: Mapping[str, tuple[int, ...]], heads: int, width: i
 
 
 def _rank_and_module(weight_name: str, endings: Iterable[str]) -> tuple[int, str] | None:
-    """Return the index in a list of the ending of a weight's name, and the weight's module.
+    """Return which of some endings a weight's name has, by its index, and the weight's module.
 
-    For "mlp.down_proj.weight" these are the index of "down_proj" and "mlp". If several endings of
-    the list fit, the first one counts. None means that the name has none of the endings.
+    For "mlp.down_proj.weight" and the endings ("c_proj", "down_proj") it is (1, "mlp"). If several
+    endings fit, the first one counts. None means that none fits.
 
     Args:
         weight_name: The name of the weight inside its block.
-        endings: The list of endings.
+        endings: The endings, without ".weight"; those that are preferred come first.
     """
     path = weight_name.removesuffix(".weight")
     for rank, ending in enumerate(endings):
@@ -514,6 +526,7 @@ def _units_of_module(
     n_axes = len(reading_shape)
     if n_axes not in (2, 3) or len(writing_shape) != n_axes:
         return []
+    # Usually that of the embedding; an axis of both matrices.
     width = _stream_width(reading_shape[-2:], writing_shape[-2:], embedding_width)
     # The weight by which units write tells their number. The other one may be longer, where gate
     # and up projection are fused.
@@ -571,7 +584,8 @@ class StoredWeights:
     def __init__(self, folder: Path):
         """Read the names and shapes of all weights; their values are read later.
 
-        The folder has at least one file of weights, or an index that names several.
+        The folder has at least one file of weights, or an index that names several. Of more, the
+        first is read in the order in which transformers looks for them.
         """
         self.folder = folder
         file_or_index = next(file for file in WEIGHT_FILES if (folder / file).is_file())
@@ -581,12 +595,12 @@ class StoredWeights:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._readers: dict[str, Callable[[], Tensor]] = {}
         for file in files:
-            self._add(folder / file)
+            self._add_file(folder / file)
 
-    def _add(self, path: Path) -> None:
+    def _add_file(self, path: Path) -> None:
         """Note the shape of each weight of a file, and a function that reads its values."""
         if path.suffix != ".safetensors":
-            # Tensors of such a file are memory-mapped: `clone` reads their values from disk.
+            # A file of torch: its tensors are memory-mapped, and `clone` reads their values.
             tensors = tensors_in_file(path)
             for name, tensor in tensors.items():
                 self._shapes[name] = tuple(tensor.shape)
@@ -623,9 +637,10 @@ class LoadedWeights:
     """The weights of a model in memory; packed and adapted linear maps are read as one matrix."""
 
     def __init__(self, model: FrozenModel):
-        """Separate linear maps whose matrix must be computed from tensors that are read directly.
+        """List the weights of a model: tensors to be read, and linear maps to be computed.
 
-        A matrix must be computed if the map is packed by a quantisation or wrapped by an adapter.
+        The matrix of a linear map must be computed if the map is packed by a quantisation or
+        wrapped by an adapter, since none of its tensors is the matrix that it multiplies by.
         """
         # Linear maps that are packed by a quantisation or wrapped by an adapter, by weight name.
         self._linear: dict[str, nn.Module] = {}

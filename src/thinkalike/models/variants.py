@@ -23,8 +23,8 @@ def variant(
         model: The model that the new one is like.
         module: The module that the new model runs.
         name: The name of the new model.
-        is_proved: Whether to skip the check at load, that a model can be cut at its blocks, since
-            the module is a copy of the model's own with other weights.
+        is_proved: Whether to skip the check that the new model can be cut at its blocks. A copy
+            of the model's own module with other weights needs no check, since `model` passed it.
     """
     new_model = FrozenModel(
         module,
@@ -58,8 +58,10 @@ def randomised(model: FrozenModel, seed: int) -> FrozenModel:
     with torch.no_grad():
         for weight in module.parameters():
             if weight.dim() > 1:
+                # On the CPU, so that every device has the same numbers.
                 noise = torch.randn(weight.shape, generator=generator)
                 weight.copy_(noise * weight.float().std().cpu())
+    # The check that a model can be cut at its blocks is skipped: `model` passed it.
     return variant(model, module, f"{model.name} (random)", is_proved=True)
 
 
