@@ -47,6 +47,15 @@ def can_be_rounded(model: FrozenModel) -> bool:
     return all(weight.is_floating_point() for weight in model.module.parameters())
 
 
+def check_can_be_rounded(model: FrozenModel) -> None:
+    """Raise a ModelError if the weights of a model are quantised, or on several devices."""
+    if not can_be_rounded(model):
+        raise ModelError(
+            f"{model.name} cannot be rounded; leave {named_setting('model.quantization')} and "
+            f"{named_setting('model.device_map')} out"
+        )
+
+
 @torch.no_grad()
 def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
     """Return a copy of a model whose matrices are rounded to fewer bits; vectors are not.
@@ -60,11 +69,7 @@ def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
     Raises:
         ModelError: The weights are quantised, or on several devices.
     """
-    if not can_be_rounded(model):
-        raise ModelError(
-            f"{model.name} cannot be rounded; leave {named_setting('model.quantization')} and "
-            f"{named_setting('model.device_map')} out"
-        )
+    check_can_be_rounded(model)
     basis = stream_basis(model)
     # The number of steps from 0 to the largest value, so that there are 2^bits - 1 values in all.
     steps = 2 ** (bits - 1) - 1

@@ -7,7 +7,7 @@ from typing import overload
 
 import pandas as pd
 
-from thinkalike.instruments.ruler.calibration_points import MIXING, UNTRAINED
+from thinkalike.instruments.ruler.calibration_points import MIXING
 from thinkalike.instruments.stitching.screen import bit_width_in_words, layer_pair_labels
 from thinkalike.measures.bit_readings import BITS_OF_COPIES
 from thinkalike.screen import (
@@ -22,6 +22,7 @@ from thinkalike.screen import (
     span,
     text_column,
 )
+from thinkalike.states.copies import UNTRAINED
 
 RESIDUAL_R2 = "residual R²"
 """What the ruler measures: R² after word, position and local mixing are regressed out."""

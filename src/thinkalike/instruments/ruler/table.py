@@ -12,7 +12,6 @@ from torch import Tensor
 
 from thinkalike.instruments.ruler.calibration_points import (
     MIXING,
-    UNTRAINED,
     RulerValues,
     Values,
     calibration_point_in_words,
@@ -23,6 +22,7 @@ from thinkalike.instruments.ruler.calibration_points import (
 from thinkalike.measures.bit_readings import BITS_OF_COPIES, reading_interval
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.ridge import with_interval
+from thinkalike.states.copies import UNTRAINED
 
 EXACT = 1e-12
 """A similarity that is closer to 1 than this counts as that of the very same states."""
@@ -84,7 +84,7 @@ def ruler_table(
     mean_of_directions = values.value.mean(1)  # (pair, replicate)
     for side, points in zip(("source", "target"), values.points, strict=True):
         columns[f"{side}_local_mixing"] = points[MIXING].mean(1)[:, 0].numpy()
-        if UNTRAINED not in points:  # a folder of states has no copies
+        if UNTRAINED not in points:  # a folder of states without copies
             for name in COLUMNS_OF_COPIES:
                 columns[f"{side}_{name}"] = math.nan
             continue
