@@ -193,12 +193,13 @@ def test_the_key_of_a_folder_depends_on_its_copies(root, tmp_path):
     assert len({source_of(folder).fingerprint() for folder in folders}) == 3
 
 
-def test_one_copy_is_in_memory_at_a_time(root, tmp_path, monkeypatch):
+@pytest.mark.parametrize("site", ["resid_post", "attn_out"])
+def test_one_copy_is_in_memory_at_a_time(root, tmp_path, monkeypatch, site):
     alive: list[weakref.ref] = []
     most = []
 
     def counted(model, bits):
-        gc.disable()  # a copy in a cycle of references would stay until it is collected
+        gc.disable()  # so that a cycle of references stays until the package collects it
         most.append(sum(reference() is not None for reference in alive))
         copy = rounded_copy(model, bits)
         alive.append(weakref.ref(copy.module))
@@ -206,7 +207,7 @@ def test_one_copy_is_in_memory_at_a_time(root, tmp_path, monkeypatch):
 
     monkeypatch.setattr(copies, "rounded_copy", counted)
     try:
-        ta.write_states(root / "a", tmp_path / "states", texts=TEXTS, words=300, copies=True)
+        ta.write_states(root / "a", tmp_path / "states", texts=TEXTS, words=300, site=site, copies=True)
     finally:
         gc.enable()
     assert most == [0] * (len(COPIES) - 1)

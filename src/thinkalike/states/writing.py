@@ -6,6 +6,7 @@ which get an index.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -109,6 +110,7 @@ def write_folder(
                 place = f"{FOLDER_OF_COPIES}/{_folder_name_of_copy(name)}"
                 (temporary / place).mkdir(parents=True)
                 _write_copy(temporary / place, copies.copy(name), rows, layers, dtype)
+                gc.collect()  # a copy that is read at other sites refers to itself
                 free_cached_memory(source.device)
                 index_of_copy[name] = _file_entry(temporary, f"{place}/{INDEX}")
             entries["copies"] = index_of_copy

@@ -271,8 +271,8 @@ def copies_in_words(row: pd.Series) -> str:
 def sides_with_bit_widths(row: pd.Series) -> list[tuple[str, str]]:
     """Return the sides that have equivalent bit widths, each with the name of its model.
 
-    A side without rounded copies (a folder of states) is left out. A model that is compared with
-    itself is one side, "source".
+    A side without rounded copies (some folders of states) is left out. A model that is compared
+    with itself is one side, "source".
 
     Args:
         row: A row of the table of layer pairs, which has the names and the bit widths.

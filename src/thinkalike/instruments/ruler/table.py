@@ -43,8 +43,8 @@ all calibration points has no upper end."""
 def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
     """Return the names of the columns of a ruler's table that may have empty cells.
 
-    If a side has no rounded copies, because it is a folder of states, the columns that need copies
-    are among them.
+    If a side has no rounded copies, because it is a folder of states that was written without
+    them, the columns that need copies are among them.
     """
     columns = list(BLANK)
     for side in ("source", "target"):
@@ -58,8 +58,8 @@ def ruler_table(
 ) -> pd.DataFrame:
     """Return one row for each layer pair: its similarity and its equivalent bit widths.
 
-    There is a bit width for the source and one for the target. Both are NaN for a folder of
-    states, which has no rounded copies.
+    There is a bit width for the source and one for the target. It is NaN for a folder of states
+    that was written without rounded copies.
 
     Args:
         names: The names of the source and of the target.
