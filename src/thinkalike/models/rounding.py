@@ -38,21 +38,22 @@ BALANCED_CHANGE = 1e-4
 
 
 def can_be_rounded(model: FrozenModel) -> bool:
-    """Return whether all weights of a model are floating-point numbers on one device.
+    """Return whether all weights of a model are floating-point numbers in memory.
 
-    Weights that are quantised (model.quantization) are whole numbers with scales.
+    Weights that are quantised (model.quantization) are whole numbers with scales. Weights that
+    accelerate has offloaded (model.device_map) come into memory for a moment of each pass, and
+    have no values that could be changed.
     """
-    if getattr(model.module, "hf_device_map", None):
-        return False
-    return all(weight.is_floating_point() for weight in model.module.parameters())
+    weights = list(model.module.parameters())
+    return all(weight.is_floating_point() and not weight.is_meta for weight in weights)
 
 
 def check_can_be_rounded(model: FrozenModel) -> None:
-    """Raise a ModelError if the weights of a model are quantised, or on several devices."""
+    """Raise a ModelError if the weights of a model are quantised, or offloaded."""
     if not can_be_rounded(model):
         raise ModelError(
-            f"{model.name} cannot be rounded; leave {named_setting('model.quantization')} and "
-            f"{named_setting('model.device_map')} out"
+            f"{model.name} cannot be rounded; leave {named_setting('model.quantization')} out, "
+            f"and {named_setting('model.device_map')} if it offloads weights"
         )
 
 
@@ -67,7 +68,7 @@ def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
     the model has such a basis.
 
     Raises:
-        ModelError: The weights are quantised, or on several devices.
+        ModelError: The weights are quantised, or offloaded.
     """
     check_can_be_rounded(model)
     basis = stream_basis(model)

@@ -57,7 +57,7 @@ class _ComputedCopies(Copies):
         """Return a copy of the model in memory, with changed weights.
 
         Raises:
-            ModelError: The weights are quantised, or on several devices.
+            ModelError: The weights are quantised, or offloaded.
         """
         if name == UNTRAINED:
             return untrained_with_embedding(self._model, TWIN_SEED)

@@ -188,7 +188,7 @@ def losses_of_copies(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Docu
 
     A copy of 4 bits is called `rung_4`. Copies are made until the cost of each stitch lies between
     the costs of two neighbouring copies. There are none if the job does not ask for them, or if
-    the target's weights cannot be rounded: they are integers already, or on several devices.
+    the target's weights cannot be rounded: they are integers already, or offloaded.
 
     Args:
         setting: The models, the text, and whether copies are asked for.
