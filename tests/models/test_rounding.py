@@ -14,7 +14,7 @@ from thinkalike.errors import ModelError
 from thinkalike.models.load import load_model
 from thinkalike.models.rounding import balanced_sizes, can_be_rounded, rounded_copy
 from thinkalike.models.stream_basis import StreamBasis, _principal_axes, stream_basis
-from thinkalike.models.variants import untrained_with_embedding, variant
+from thinkalike.models.variants import is_spread, untrained_with_embedding, variant
 from two_gpus import GPU, OTHER
 
 
@@ -222,6 +222,8 @@ def spread_model(tmp_path):
 
 def test_a_model_that_is_spread_over_devices_has_the_same_copies(spread_model):
     plain, spread = spread_model
+    assert is_spread(spread)
+    assert not is_spread(plain)
     assert stream_basis(spread) is not None
     untrained = untrained_with_embedding(spread, 1)
     copy = rounded_copy(spread, 3)
