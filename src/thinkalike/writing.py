@@ -30,7 +30,9 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_tokenizer
 from thinkalike.models.model_config import configured
 from thinkalike.models.module_facts import puts_bos
+from thinkalike.models.rounding import check_can_be_rounded
 from thinkalike.shards.arrays import DTYPES
+from thinkalike.states.copies import copies_of
 from thinkalike.states.folder import StateFolder, folder_of_rows
 from thinkalike.states.pieces import drawn_pieces
 from thinkalike.states.source import Reader, Tokenizer
@@ -67,6 +69,7 @@ def write_states(
     dtype: StatesDType | None = None,
     field: str | None = None,
     group: str | None = None,
+    copies: bool = False,
 ) -> Path:
     """Write the states of a model into a new folder, which can then take its place.
 
@@ -85,6 +88,11 @@ def write_states(
         context: The most tokens of a row; by default what the model reads.
         dtype: Of the files; by default that of the model. With bfloat16 a folder takes half as
             much, and numbers move by its rounding.
+        copies: Whether to write the states of changed copies of the model, too, so that
+            `measure=ruler` reads bits of the folder's model: its weights rounded to 2, 3, 4, 5, 6
+            and 8 bits, and untrained. Each copy takes another pass over the text and as much disk
+            as the states of the model, so that a folder with copies takes 8 times the time and
+            disk of one without. One copy at a time is in memory beside the model.
 
     Returns:
         The folder.
@@ -108,6 +116,8 @@ def write_states(
         source = at_sites(source, ModelConfig(name=source.name, site=named_sites), source.name)
     hook_points = sites(source, embed, layers)
     source.check_layers(hook_points)
+    if copies:
+        check_can_be_rounded(source)
     file_dtype = source.dtype
     if dtype is not None:
         if dtype not in DTYPES:
@@ -117,7 +127,10 @@ def write_states(
         rows = _rows_of_text(texts, source, words, context, field, group)
     else:
         rows = _rows_of_stimuli(stimuli)
-    write_folder(path, source, rows, hook_points, file_dtype)
+    changed_copies = None
+    if copies:
+        changed_copies = copies_of(source)
+    write_folder(path, source, rows, hook_points, file_dtype, changed_copies)
     return path
 
 

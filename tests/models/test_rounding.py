@@ -1,6 +1,7 @@
 """Copies of fewer bits: they depend on what a model computes, and not on how its weights are written."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,10 +9,13 @@ import transformers
 
 import tiny
 from conftest import with_slow
+from fake_device import FakeDevice
+from thinkalike.errors import ModelError
 from thinkalike.models.load import load_model
-from thinkalike.models.rounding import balanced_sizes, rounded_copy
-from thinkalike.models.stream_basis import stream_basis
-from thinkalike.models.variants import variant
+from thinkalike.models.rounding import balanced_sizes, can_be_rounded, rounded_copy
+from thinkalike.models.stream_basis import StreamBasis, _principal_axes, stream_basis
+from thinkalike.models.variants import is_spread, untrained_with_embedding, variant
+from two_gpus import GPU, OTHER
 
 
 def spread(count, seed):
@@ -194,3 +198,64 @@ def test_a_stream_that_cannot_be_rotated_has_no_basis():
     )
     assert stream_basis(model) is None
     assert stream_basis(load_model("gelu-3l-mini")) is None, "its norms subtract a mean"
+
+
+@pytest.fixture
+def spread_model(tmp_path):
+    """The same model twice: on one device, and with the hooks by which accelerate spreads a model over several."""
+    from accelerate import dispatch_model
+
+    torch.manual_seed(0)
+    size = {"vocab_size": len(tiny.tokenizer()), "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**size, **heads))
+    tiny.enlarge(module)
+    module.save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    plain, spread = load_model(tmp_path), load_model(tmp_path)
+    places = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "model.rotary_emb", "lm_head"]
+    dispatch_model(spread.module, dict.fromkeys(places, "cpu"), force_hooks=True)
+    assert spread.module.hf_device_map
+    assert hasattr(spread.module.model.layers[0], "_hf_hook")
+    return plain, spread
+
+
+def test_a_model_that_is_spread_over_devices_has_the_same_copies(spread_model):
+    plain, spread = spread_model
+    assert is_spread(spread)
+    assert not is_spread(plain)
+    assert stream_basis(spread) is not None
+    untrained = untrained_with_embedding(spread, 1)
+    copy = rounded_copy(spread, 3)
+    assert hasattr(copy.module.model.layers[0], "_hf_hook")
+    with torch.no_grad():
+        for weight in spread.module.parameters():
+            if weight is not spread.module.model.embed_tokens.weight:  # which the untrained copy shares
+                weight.zero_()
+    assert difference(copy, rounded_copy(plain, 3)) == 0
+    assert difference(copy, plain) > 0.01, "control"
+    assert difference(untrained, untrained_with_embedding(plain, 1)) == 0
+
+
+def test_offloaded_weights_are_not_rounded(spread_model):
+    plain, _ = spread_model
+    assert can_be_rounded(plain)
+    plain.module.lm_head.to("meta")
+    assert not can_be_rounded(plain)
+    with pytest.raises(ModelError, match=r"device_map.* if it offloads weights"):
+        rounded_copy(plain, 3)
+
+
+def test_weights_of_two_gpus_are_expressed_in_one_basis():
+    """Mixing devices is an error of the fake GPUs, as it is on two that are there."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(8, 8, generator=generator) for _ in range(2))
+    basis = StreamBasis(_principal_axes([first, second]), {"reads": second[0]}, frozenset(), frozenset(["writes"]), "e")
+    with FakeDevice():
+        axes = _principal_axes([first.to(GPU), second.to(OTHER)])
+        on_gpus = replace(basis, axes=axes, gains={"reads": second[0].to(GPU)})
+        for name in ("reads", "writes", "e"):
+            expressed = on_gpus.expressed(name, first.to(OTHER))
+            restored = on_gpus.restored(name, expressed)
+            assert expressed.device == restored.device == torch.device(OTHER)
+            assert torch.equal(expressed.cpu(), basis.expressed(name, first))

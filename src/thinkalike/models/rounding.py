@@ -38,13 +38,23 @@ BALANCED_CHANGE = 1e-4
 
 
 def can_be_rounded(model: FrozenModel) -> bool:
-    """Return whether all weights of a model are floating-point numbers on one device.
+    """Return whether all weights of a model are floating-point numbers in memory.
 
-    Weights that are quantised (model.quantization) are whole numbers with scales.
+    Weights that are quantised (model.quantization) are whole numbers with scales. Weights that
+    accelerate has offloaded (model.device_map) come into memory for a moment of each pass, and
+    have no values that could be changed.
     """
-    if getattr(model.module, "hf_device_map", None):  # which device each part is on
-        return False
-    return all(weight.is_floating_point() for weight in model.module.parameters())
+    weights = list(model.module.parameters())
+    return all(weight.is_floating_point() and not weight.is_meta for weight in weights)
+
+
+def check_can_be_rounded(model: FrozenModel) -> None:
+    """Raise a ModelError if the weights of a model are quantised, or offloaded."""
+    if not can_be_rounded(model):
+        raise ModelError(
+            f"{model.name} cannot be rounded; leave {named_setting('model.quantization')} out, "
+            f"and {named_setting('model.device_map')} if it offloads weights"
+        )
 
 
 @torch.no_grad()
@@ -58,13 +68,9 @@ def rounded_copy(model: FrozenModel, bits: int | float) -> FrozenModel:
     `stream_basis` finds one that leaves the model's function unchanged.
 
     Raises:
-        ModelError: The weights are quantised, or on several devices.
+        ModelError: The weights are quantised, or offloaded.
     """
-    if not can_be_rounded(model):
-        raise ModelError(
-            f"{model.name} cannot be rounded; leave {named_setting('model.quantization')} and "
-            f"{named_setting('model.device_map')} out"
-        )
+    check_can_be_rounded(model)
     basis = stream_basis(model)
     # The number of steps from 0 to the largest value, so that there are 2^bits - 1 values in all.
     steps = 2 ** (bits - 1) - 1

@@ -66,12 +66,13 @@ class StreamBasis:
             name: The name of the weight in the model, which tells whether it reads or writes.
             weight: The weight, (out, in), or the embedding, (vocabulary, d).
         """
+        axes = self.axes.to(weight.device)  # a model may be on several devices
         if name == self.embedding:
-            return weight @ self.axes
+            return weight @ axes
         if name in self.gains:  # it reads the stream, through a norm
-            return (weight * self.gains[name]) @ self.axes
+            return (weight * self.gains[name].to(weight.device)) @ axes
         if name in self.writers:
-            return (self.axes.T @ weight).contiguous()
+            return (axes.T @ weight).contiguous()
         return weight
 
     def restored(self, name: str, weight: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
@@ -80,15 +81,16 @@ class StreamBasis:
         It is the inverse of `expressed`: gains of a norm are divided out again. `name` is the name
         of the weight in the model.
         """
+        axes = self.axes.to(weight.device)
         if name == self.embedding:
-            return weight @ self.axes.T
+            return weight @ axes.T
         if name in self.gains:
-            gains = self.gains[name]
+            gains = self.gains[name].to(weight.device)
             # Entries that a gain of 0 multiplies have no effect: they become 0.
             divisors = gains.where(gains != 0, torch.inf)
-            return (weight @ self.axes.T) / divisors
+            return (weight @ axes.T) / divisors
         if name in self.writers:
-            return self.axes @ weight
+            return axes @ weight
         return weight
 
 
@@ -171,7 +173,7 @@ def _principal_axes(written: Sequence[Float[Tensor, "d _"]]) -> Float[Tensor, "d
         n_columns = matrix.shape[1]
         for columns in matrix.split(COLUMNS_AT_ONCE, dim=1):
             directions = nn.functional.normalize(columns.float(), dim=0)
-            moments += directions @ directions.T / n_columns
+            moments += (directions @ directions.T / n_columns).to(device)
     axes: Tensor = torch.linalg.eigh(moments.double().cpu()).eigenvectors
     return axes.float().to(device)
 
@@ -290,14 +292,14 @@ def _gives_same_states(model: FrozenModel, basis: StreamBasis, tokens: Int[Tenso
     for name in basis.writers:
         bias = module.get_submodule(name.removesuffix(".weight")).bias
         if isinstance(bias, Tensor):
-            bias.copy_(bias.float() @ basis.axes)
+            bias.copy_(bias.float() @ basis.axes.to(bias.device))
     # The check that a model can be cut at its blocks is skipped: `model` passed it.
     rotated_model = variant(model, module, f"{model.name} (rotated)", is_proved=True)
     with _without_gains(rotated_model, basis):
         states_of_copy = rotated_model.residuals(tokens, layers)
     states = model.residuals(tokens, layers)
     for state_of_copy, state in zip(states_of_copy, states, strict=True):
-        difference = state_of_copy.float() - state.float() @ basis.axes
+        difference = state_of_copy.float() - state.float() @ basis.axes.to(state.device)
         if not difference.norm() < SAME_FUNCTION * state.float().norm():
             return False
     return True

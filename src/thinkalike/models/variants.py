@@ -80,9 +80,31 @@ def untrained_like(model: FrozenModel, seed: int) -> FrozenModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = type(model.module)(deepcopy(model.module.config))
-    module = cast_weights(module, model.device, model.dtype)
+    if is_spread(model):
+        module = _spread_like(cast_weights(module, torch.device("cpu"), model.dtype), model)
+    else:
+        module = cast_weights(module, model.device, model.dtype)
     # The check that a model can be cut at its blocks was made when `model` was loaded.
     return variant(model, module, f"{model.name} (fresh)", is_proved=True)
+
+
+def is_spread(model: FrozenModel) -> bool:
+    """Return whether accelerate has spread a model over devices, all of it in their memory."""
+    if getattr(model.module, "hf_device_map", None) is None:
+        return False
+    return not any(weight.is_meta for weight in model.module.parameters())
+
+
+def _spread_like(module: torch.nn.Module, model: FrozenModel) -> torch.nn.Module:
+    """Spread a module over the devices of a model of the same architecture, and return it."""
+    from accelerate import dispatch_model
+
+    return dispatch_model(
+        module,
+        model.module.hf_device_map,
+        # what transformers leaves where it is, such as caches
+        skip_keys=getattr(module, "_skip_keys_device_placement", None),
+    )
 
 
 @torch.no_grad()

@@ -13,7 +13,9 @@
       "layout": "flat",
       "hooks": {"blocks.20.hook_resid_post": 8192, "blocks.40.hook_resid_post": 8192},
       "rows": {"file": "rows.jsonl", "sha256": "..."},
-      "shards": [{"rows": 500, "files": {"states-00000.safetensors": "<SHA-256>"}}]
+      "shards": [{"rows": 500, "files": {"states-00000.safetensors": "<SHA-256>"}}],
+      "parameters": 70553706496,
+      "copies": {"4": {"file": "copies/4bits/states.json", "sha256": "..."}}
     }
 
 Hook points have the names of TransformerLens, which say where a state was taken:
@@ -30,8 +32,14 @@ file, and a .npy file by its name. A layout says how rows of text lie in them:
 
 `rows.jsonl` has a line for each row: {"document": ..., "tokens": ..., "text": ...}. Rows of one
 document belong together in intervals. `tokens` is the length of the row, which the layout flat
-needs, and `text` is what was tokenised. Everything but format, model, blocks, dtype, layout, hooks
-and shards may be left out.
+needs, and `text` is what was tokenised.
+
+`copies` lists changed copies of the model, which the ruler compares it with: "2", "3", ... are
+rounded to so many bits, and "untrained" has new initial weights. Each is a folder of states of the
+same rows inside the folder, and the digest of its index accounts for all of its files.
+`parameters` is the number of weights of the model.
+
+Everything but format, model, blocks, dtype, layout, hooks and shards may be left out.
 """
 
 from __future__ import annotations
@@ -67,6 +75,8 @@ ENTRIES = {
     "rows",
     "embedding",
     "shards",
+    "parameters",
+    "copies",
 }
 
 # The most bytes of an index; a million files of vLLM take half of it.
@@ -124,6 +134,8 @@ class Index:
         rows: The file with a line for each row; None: there is none.
         embedding: A file with `token_ids` (v,) and `embedding` (v, width): what enters block 0 for
             each of these tokens alone; None: there is none.
+        parameters: The number of weights of the model; 0: it is not known.
+        copies: The index of the folder of each changed copy of the model, by the name of the copy.
         digest: The SHA-256 of the content of the index, which has the digests of all files.
     """
 
@@ -141,6 +153,8 @@ class Index:
     bos: bool = False
     rows: ListedFile | None = None
     embedding: ListedFile | None = None
+    parameters: int = 0
+    copies: Mapping[str, ListedFile] = field(default_factory=dict)
     digest: str = field(default="", compare=False)
 
     @property
@@ -151,6 +165,7 @@ class Index:
     def files(self) -> list[ListedFile]:
         """Return all files that the index lists."""
         beside = [file for file in (self.rows, self.embedding) if file is not None]
+        beside += self.copies.values()
         return [*beside, *(file for shard in self.shards for file in shard.files)]
 
 
@@ -218,6 +233,9 @@ class _Reader:
         vocabulary = 0
         if "vocabulary" in self.content:
             vocabulary = self.count("vocabulary", least=1)
+        parameters = 0
+        if "parameters" in self.content:
+            parameters = self.count("parameters", least=1)
         content_as_text = json.dumps(self.content, sort_keys=True)
         if layout.startswith("vllm"):  # the order of hook points is that of the states in a file
             content_as_text += json.dumps(list(hooks))
@@ -236,6 +254,8 @@ class _Reader:
             bos=self.truth("bos"),
             rows=self.file("rows"),
             embedding=self.file("embedding"),
+            parameters=parameters,
+            copies=self.copies(),
             digest=hashlib.sha256(content_as_text.encode()).hexdigest(),
         )
 
@@ -328,6 +348,24 @@ class _Reader:
                 f"{entry}: {name}", digest, "must be a SHA-256, 64 digits of 0-9 and a-f"
             )
         return ListedFile(name, digest)
+
+    def copies(self) -> dict[str, ListedFile]:
+        """Return the index of the folder of each changed copy of the model, by its name."""
+        entries = self.content.get("copies", {})
+        if not isinstance(entries, dict):
+            raise self.wrong(
+                "copies", entries, 'must be {NAME: {"file": "copies/.../states.json", ...}}'
+            )
+        copies = {}
+        for name, entry in entries.items():
+            place = f"copies[{name}]"
+            if not isinstance(entry, dict):
+                raise self.wrong(place, entry, 'must be {"file": NAME, "sha256": DIGEST}')
+            file = self.listed_file(place, entry.get("file"), entry.get("sha256"))
+            if PurePosixPath(file.name).name != INDEX:
+                raise self.wrong(place, file.name, f"must end in {INDEX}, the index of a folder")
+            copies[name] = file
+        return copies
 
     def shards(self, layout: Layout) -> list[ListedShard]:
         """Return the shards in their order; those of vLLM have one row each."""

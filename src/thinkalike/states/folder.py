@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from thinkalike.models.load import load_groups, load_model, load_tokenizer
 from thinkalike.models.sites import SITES_OUTSIDE_BLOCKS
 from thinkalike.processes import counted
 from thinkalike.shards.arrays import StoredRows
-from thinkalike.shards.index import HOOK, INDEX, holds_states
+from thinkalike.shards.index import HOOK, INDEX, checked_file, holds_states
 from thinkalike.states.source import StateSource, TextReader, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -175,6 +175,7 @@ class StateFolder:
             name: What tables call the folder; None: its own name.
         """
         _check_folder_settings(config)
+        self._config = config
         self.folder = Path(str(config.path))
         self.name = name or self.folder.resolve().name
         self.rows = StoredRows(self.folder)
@@ -342,6 +343,37 @@ class StateFolder:
             "dtype": self.index.dtype,
             "device": str(self.device),
         }
+
+    # Changed copies of the model
+
+    def copy(self, name: str) -> StateFolder:
+        """Return the stored states of a changed copy of the model, as a folder of states.
+
+        Args:
+            name: The name of the copy, such as "4" for the one rounded to 4 bits.
+
+        Raises:
+            DataError: The folder has no such copy, or a file of the copy is missing, damaged, or
+                not the one that was written.
+        """
+        folder = self.folder_of_copy(name)
+        place = folder.relative_to(self.folder).as_posix()
+        return StateFolder(replace(self._config, path=str(folder)), f"{self.name}/{place}")
+
+    def folder_of_copy(self, name: str) -> Path:
+        """Return the folder of a changed copy of the model, after a check of its index.
+
+        Raises:
+            DataError: The folder has no such copy, or the index of the copy is missing or not the
+                one that was written.
+        """
+        index_of_copy = self.index.copies.get(name)
+        if index_of_copy is None:
+            raise DataError(
+                f"{self.index.path} lists no copy of {self.index.model} named {name}: write the "
+                "folder again by thinkalike.write_states(..., copies=True)"
+            )
+        return checked_file(self.index, index_of_copy).parent
 
     # Text and states
 

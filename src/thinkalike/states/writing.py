@@ -6,6 +6,7 @@ which get an index.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -29,10 +30,12 @@ from thinkalike.errors import (
     one_line,
     short,
 )
+from thinkalike.memory import free_cached_memory
 from thinkalike.models.families import EMBED, Layer, Place
-from thinkalike.processes import counted
+from thinkalike.processes import counted, doing
 from thinkalike.shards.arrays import DTYPES, StoredArray, StoredRows, arrays_of
 from thinkalike.shards.index import FORMAT, HIDDEN_STATES, HOOK, INDEX, TOKEN_IDS, is_being_written
+from thinkalike.states.copies import COPIES, Copies
 from thinkalike.states.folder import hook_of
 from thinkalike.states.source import StateSource, Tokenizer
 
@@ -41,6 +44,9 @@ ROWS = "rows.jsonl"
 
 EMBEDDING = "embedding.safetensors"
 """The file with what enters block 0 for each token."""
+
+FOLDER_OF_COPIES = "copies"
+"""The folder with a folder of states for each changed copy of the model."""
 
 ROWS_PER_PASS = 8
 """How many rows a model reads together."""
@@ -66,8 +72,12 @@ def write_folder(
     rows: Sequence[TextRow],
     layers: Sequence[Layer],
     dtype: torch.dtype,
+    copies: Copies | None = None,
 ) -> None:
     """Write the states of rows of text at some layers; the folder appears when it is complete.
+
+    States of changed copies of the model, which rulers compare it with, are folders inside it. One
+    copy is in memory at a time.
 
     Args:
         folder: The folder, which does not exist or is empty.
@@ -75,6 +85,7 @@ def write_folder(
         rows: The rows, each of which the model reads alone.
         layers: The layers.
         dtype: The dtype in which states are stored.
+        copies: The copies of the model; None: none are written.
 
     Raises:
         ConfigError: The folder has something in it, or a layer is one head of several.
@@ -90,40 +101,98 @@ def write_folder(
             raise ConfigError(
                 f"head={layer.head}: states are written of all heads side by side; leave head out"
             )
-    hook_points = [hook_of(layer) for layer in layers]
     with new_folder(folder) as temporary:
-        widths: dict[str, int] = {}
-        shards: list[dict[str, object]] = []
-        lengths: list[int] = []
-        # The tokens of the rows, and those that stand for the whole vocabulary.
-        known_tokens = [source.sampled_vocabulary()]
-        for number, shard in enumerate(_shards(source, rows, layers, dtype)):
-            arrays = dict(zip(hook_points, shard.states, strict=True))
-            widths = {hook_point: states.shape[-1] for hook_point, states in arrays.items()}
-            token_ids = shard.token_ids.to(torch.int32)
-            name = f"states-{number:05d}.safetensors"
-            save_file({TOKEN_IDS: token_ids, **arrays}, temporary / name)
-            digest = digest_of(temporary / name)
-            shards.append({"rows": len(shard.lengths), "files": {name: digest}})
-            lengths += shard.lengths
-            known_tokens.append(shard.token_ids.unique())
-        _write_rows(temporary, rows, lengths)
-        _write_embedding(temporary, source, torch.cat(known_tokens).unique())
-        _write_index(
-            temporary,
-            model=source.name,
-            revision=source.revision,
-            blocks=source.n_layers,
-            **_save_tokenizer(source.tokenizer, temporary),
-            vocabulary=source.vocabulary,
-            bos=source.bos_each_row,
-            dtype=_dtype_name(dtype),
-            layout="flat",
-            hooks=widths,
-            rows=_file_entry(temporary, ROWS),
-            embedding=_file_entry(temporary, EMBEDDING),
-            shards=shards,
-        )
+        entries = _write_states(temporary, source, rows, layers, dtype)
+        if copies is not None:
+            entries["parameters"] = copies.parameters
+            index_of_copy: dict[str, dict[str, str]] = {}
+            for name in COPIES:
+                place = f"{FOLDER_OF_COPIES}/{_folder_name_of_copy(name)}"
+                (temporary / place).mkdir(parents=True)
+                _write_copy(temporary / place, copies.copy(name), rows, layers, dtype)
+                gc.collect()  # a copy that is read at other sites refers to itself
+                free_cached_memory(source.device)
+                index_of_copy[name] = _file_entry(temporary, f"{place}/{INDEX}")
+            entries["copies"] = index_of_copy
+        _write_index(temporary, **entries)
+
+
+def _folder_name_of_copy(name: str) -> str:
+    """Return the name of the folder of a changed copy of a model, such as 4bits or untrained."""
+    if name.isdigit():
+        return f"{name}bits"
+    return name
+
+
+def _write_copy(
+    folder: Path,
+    copy: StateSource,
+    rows: Sequence[TextRow],
+    layers: Sequence[Layer],
+    dtype: torch.dtype,
+) -> None:
+    """Write a changed copy of a model as a folder of states.
+
+    Args:
+        folder: The folder, which is empty.
+        copy: The copy.
+        rows: The rows of the model itself.
+        layers: The layers of the model itself.
+        dtype: The dtype in which states are stored.
+    """
+    with doing(f"states of {copy.name}"):
+        entries = _write_states(folder, copy, rows, layers, dtype)
+        _write_index(folder, **entries)
+
+
+def _write_states(
+    folder: Path,
+    source: StateSource,
+    rows: Sequence[TextRow],
+    layers: Sequence[Layer],
+    dtype: torch.dtype,
+) -> dict[str, object]:
+    """Write all files of a folder of states but its index, and return the entries of that.
+
+    Args:
+        folder: The folder, which exists.
+        source: The model.
+        rows: The rows, each of which the model reads alone.
+        layers: The layers.
+        dtype: The dtype in which states are stored.
+    """
+    hook_points = [hook_of(layer) for layer in layers]
+    widths: dict[str, int] = {}
+    shards: list[dict[str, object]] = []
+    lengths: list[int] = []
+    # The tokens of the rows, and those that stand for the whole vocabulary.
+    known_tokens = [source.sampled_vocabulary()]
+    for number, shard in enumerate(_shards(source, rows, layers, dtype)):
+        arrays = dict(zip(hook_points, shard.states, strict=True))
+        widths = {hook_point: states.shape[-1] for hook_point, states in arrays.items()}
+        token_ids = shard.token_ids.to(torch.int32)
+        name = f"states-{number:05d}.safetensors"
+        save_file({TOKEN_IDS: token_ids, **arrays}, folder / name)
+        digest = digest_of(folder / name)
+        shards.append({"rows": len(shard.lengths), "files": {name: digest}})
+        lengths += shard.lengths
+        known_tokens.append(shard.token_ids.unique())
+    _write_rows(folder, rows, lengths)
+    _write_embedding(folder, source, torch.cat(known_tokens).unique())
+    return {
+        "model": source.name,
+        "revision": source.revision,
+        "blocks": source.n_layers,
+        **_save_tokenizer(source.tokenizer, folder),
+        "vocabulary": source.vocabulary,
+        "bos": source.bos_each_row,
+        "dtype": _dtype_name(dtype),
+        "layout": "flat",
+        "hooks": widths,
+        "rows": _file_entry(folder, ROWS),
+        "embedding": _file_entry(folder, EMBEDDING),
+        "shards": shards,
+    }
 
 
 def _write_embedding(folder: Path, source: StateSource, vocabulary: Tensor) -> None:

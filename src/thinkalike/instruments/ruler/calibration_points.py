@@ -23,10 +23,8 @@ from thinkalike.measures.bit_readings import next_bits
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.massive_rows import massive
 from thinkalike.memory import free_cached_memory
-from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.rounding import rounded_copy
-from thinkalike.models.variants import untrained_with_embedding
 from thinkalike.processes import doing
+from thinkalike.states.copies import UNTRAINED, copies_of
 from thinkalike.states.source import StateSource
 
 log = logging.getLogger(__name__)
@@ -37,10 +35,6 @@ States = list[Tensor]
 Values = Float[Tensor, "l 2 replicates"]
 """The similarity of l layer pairs, in both directions. Replicate 0 is that of all documents, and
 each further one leaves out one part of the documents."""
-
-UNTRAINED = "untrained"
-"""The calibration point of the same architecture with new initial weights and the model's own
-embedding."""
 
 OTHER_TEXT = "other text"
 """The calibration point of the model's own states of other text."""
@@ -54,11 +48,11 @@ BLOCKS_AWAY = {"1 block away": 1, "2 blocks away": 2, "4 blocks away": 4}
 POINTS_IN_WORDS = {UNTRAINED: "its untrained copy", MIXING: "local mixing of tokens"}
 """What the activity of a job calls calibration points that are no rounded copies."""
 
-TWIN_SEED = 65537
-"""The seed of the untrained twin. No model of a user's is likely to have it."""
-
 DIFFERENCE_LEVEL = 0.9
 """Of equal values, 5 % have a difference whose 90 % interval lies above 0."""
+
+HOW_TO_WRITE_COPIES = "thinkalike.write_states(..., copies=True)"
+"""What writes a folder of states with the copies of its model."""
 
 DIGITS_OF_NAME = 12
 """Kept states are named by so many digits of the hash of their calibration point."""
@@ -128,18 +122,28 @@ class RulerComparison(ABC):
         return True
 
 
-def changed_copy(model: StateSource, calibration_point: str) -> FrozenModel:
+def changed_copy(model: StateSource, calibration_point: str) -> StateSource:
     """Return the rounded or the untrained copy of a model that is a calibration point.
 
     Args:
-        model: A model with weights, not a folder of states.
+        model: A model, or a folder of states that has the copies of one.
         calibration_point: The number of bits, as digits, to which the weights are rounded; or
             `UNTRAINED` for the same architecture with new initial weights.
     """
-    assert isinstance(model, FrozenModel)
-    if calibration_point == UNTRAINED:
-        return untrained_with_embedding(model, TWIN_SEED)
-    return rounded_copy(model, int(calibration_point))
+    copies = copies_of(model)
+    assert copies is not None
+    return copies.copy(calibration_point)
+
+
+def _parameters(model: StateSource) -> int:
+    """Return the number of weights of a model, or of the model of a folder with copies.
+
+    A folder of states without copies has the number 0.
+    """
+    copies = copies_of(model)
+    if copies is None:
+        return 0
+    return copies.parameters
 
 
 def calibration_point_in_words(name: str) -> str:
@@ -184,8 +188,8 @@ def measure_calibration_points(
 ) -> RulerValues:
     """Return the similarity of two models, and of each model to its calibration points.
 
-    A model that is compared with itself has one set of calibration points. A folder of states has
-    no weights that could be rounded, so that local mixing is the only one of its side.
+    A model that is compared with itself has one set of calibration points. A folder of states that
+    was written without copies of the model has no further point than local mixing.
 
     Rows that decide some layer of one calibration point are left out of all of them. So the
     states of all points stay in memory, and all values are computed once more at the end if rows
@@ -203,7 +207,7 @@ def measure_calibration_points(
     value = comparison.similarity_of_models()
     is_outdated = False
     sides = range(len(dict.fromkeys(models)))
-    for side in sorted(sides, key=lambda number: models[number].parameters()):
+    for side in sorted(sides, key=lambda number: _parameters(models[number])):
         model = models[side]
         # The time counts for the phase; what is shown is which copy is being read.
         with work.phase.counting(f"calibration points of {model.name}"):
@@ -271,7 +275,7 @@ def _next_calibration_point(
     their whole range.
 
     Args:
-        model: The model of the side. A folder of states has no weights, and so no copies.
+        model: The model of the side. A folder of states may have no copies.
         value: The similarity of the two models, the mean of both directions. Replicate 0 is that
             of all documents.
         measured: The similarity of the model to the calibration points measured so far, by name.
@@ -279,7 +283,7 @@ def _next_calibration_point(
     """
     if MIXING not in measured:
         return MIXING
-    if not isinstance(model, FrozenModel):
+    if copies_of(model) is None:
         return None
 
     # Similarities have the axes (layer pair, direction, replicate).
@@ -299,30 +303,34 @@ def _next_calibration_point(
 
 
 def check_has_ruler(models: Sequence[StateSource]) -> None:
-    """Warn if one side is a folder of states, which has no weights, and so no rounded copies.
+    """Warn if one side is a folder of states without rounded copies of its model.
 
     Args:
         models: The source and the target, which may be one model.
 
     Raises:
-        DataError: Neither side has weights.
+        DataError: Neither side has copies, or a folder lacks some of those that it lists.
     """
-    without_weights = []
+    without_copies = []
+    with_copies = []
     for model in dict.fromkeys(models):
-        if not isinstance(model, FrozenModel):
-            without_weights.append(model.name)
-    with_weights = [model.name for model in models if isinstance(model, FrozenModel)]
-    if not without_weights:
+        copies = copies_of(model)
+        if copies is None:
+            without_copies.append(model.name)
+        else:
+            copies.check()
+            with_copies.append(model.name)
+    if not without_copies:
         return
-    if not with_weights:
+    if not with_copies:
         raise DataError(
             "the ruler needs a model, as its points are copies of one, and "
-            f"{' and '.join(without_weights)} have no weights: give one side as a model, or take "
-            f"{named_setting('measure', 'r2')}"
+            f"{' and '.join(without_copies)} have no weights: give one side as a model, write one "
+            f"by {HOW_TO_WRITE_COPIES}, or take {named_setting('measure', 'r2')}"
         )
     log.warning(
-        f"warning: {without_weights[0]} is a folder of states, which has no weights: values are "
-        f"read in bits of {with_weights[0]} alone"
+        f"warning: {without_copies[0]} is a folder of states, which has no weights: values are "
+        f"read in bits of {with_copies[0]} alone; {HOW_TO_WRITE_COPIES} gives it copies"
     )
 
 

@@ -268,7 +268,7 @@ class RulerInstrument(
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the residual R² and the equivalent bit widths of the middle layer pair.
 
-        A side without rounded copies (a folder of states) has no bit width.
+        A side without rounded copies (some folders of states) has no bit width.
         """
         row = result.details.iloc[len(result.details) // 2]
         headlines = [Headline.with_ends("residual_r2", row["value"], row["low"], row["high"])]

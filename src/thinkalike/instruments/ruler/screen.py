@@ -7,7 +7,7 @@ from typing import overload
 
 import pandas as pd
 
-from thinkalike.instruments.ruler.calibration_points import MIXING, UNTRAINED
+from thinkalike.instruments.ruler.calibration_points import MIXING
 from thinkalike.instruments.stitching.screen import bit_width_in_words, layer_pair_labels
 from thinkalike.measures.bit_readings import BITS_OF_COPIES
 from thinkalike.screen import (
@@ -22,6 +22,7 @@ from thinkalike.screen import (
     span,
     text_column,
 )
+from thinkalike.states.copies import UNTRAINED
 
 RESIDUAL_R2 = "residual R²"
 """What the ruler measures: R² after word, position and local mixing are regressed out."""
@@ -270,8 +271,8 @@ def copies_in_words(row: pd.Series) -> str:
 def sides_with_bit_widths(row: pd.Series) -> list[tuple[str, str]]:
     """Return the sides that have equivalent bit widths, each with the name of its model.
 
-    A side without rounded copies (a folder of states) is left out. A model that is compared with
-    itself is one side, "source".
+    A side without rounded copies (some folders of states) is left out. A model that is compared
+    with itself is one side, "source".
 
     Args:
         row: A row of the table of layer pairs, which has the names and the bit widths.

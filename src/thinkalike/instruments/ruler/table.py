@@ -12,7 +12,6 @@ from torch import Tensor
 
 from thinkalike.instruments.ruler.calibration_points import (
     MIXING,
-    UNTRAINED,
     RulerValues,
     Values,
     calibration_point_in_words,
@@ -23,6 +22,7 @@ from thinkalike.instruments.ruler.calibration_points import (
 from thinkalike.measures.bit_readings import BITS_OF_COPIES, reading_interval
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.ridge import with_interval
+from thinkalike.states.copies import UNTRAINED
 
 EXACT = 1e-12
 """A similarity that is closer to 1 than this counts as that of the very same states."""
@@ -43,8 +43,8 @@ all calibration points has no upper end."""
 def blank_columns(table: pd.DataFrame) -> tuple[str, ...]:
     """Return the names of the columns of a ruler's table that may have empty cells.
 
-    If a side has no rounded copies, because it is a folder of states, the columns that need copies
-    are among them.
+    If a side has no rounded copies, because it is a folder of states that was written without
+    them, the columns that need copies are among them.
     """
     columns = list(BLANK)
     for side in ("source", "target"):
@@ -58,8 +58,8 @@ def ruler_table(
 ) -> pd.DataFrame:
     """Return one row for each layer pair: its similarity and its equivalent bit widths.
 
-    There is a bit width for the source and one for the target. Both are NaN for a folder of
-    states, which has no rounded copies.
+    There is a bit width for the source and one for the target. It is NaN for a folder of states
+    that was written without rounded copies.
 
     Args:
         names: The names of the source and of the target.
@@ -84,7 +84,7 @@ def ruler_table(
     mean_of_directions = values.value.mean(1)  # (pair, replicate)
     for side, points in zip(("source", "target"), values.points, strict=True):
         columns[f"{side}_local_mixing"] = points[MIXING].mean(1)[:, 0].numpy()
-        if UNTRAINED not in points:  # a folder of states has no copies
+        if UNTRAINED not in points:  # a folder of states without copies
             for name in COLUMNS_OF_COPIES:
                 columns[f"{side}_{name}"] = math.nan
             continue

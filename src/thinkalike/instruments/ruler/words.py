@@ -23,7 +23,6 @@ from thinkalike.instruments.ruler.calibration_points import (
     BLOCKS_AWAY,
     MIXING,
     OTHER_TEXT,
-    UNTRAINED,
     RulerComparison,
     States,
     Values,
@@ -44,6 +43,7 @@ from thinkalike.models.families import Layer
 from thinkalike.models.load import load_model
 from thinkalike.processes import counted
 from thinkalike.states.batches import say_massive
+from thinkalike.states.copies import COPIES
 from thinkalike.states.mixing import BAGS, CONTROLS, POSITION, TokenMixing
 from thinkalike.states.pieces import Pieces, drawn_pieces
 from thinkalike.states.source import StateSource, TextReader, WordReader
@@ -337,7 +337,7 @@ class WordComparison(RulerComparison):
             blocks = BLOCKS_AWAY[calibration_point]
             layers_away = [_layer_blocks_away(layer, blocks) for layer in layers]
             return self.words.states(model, layers_away)
-        if calibration_point == UNTRAINED or calibration_point.isdigit():
+        if calibration_point in COPIES:
             return self.words.states(changed_copy(model, calibration_point), layers)
 
         # Any other calibration point is the name or folder of a model.

@@ -29,6 +29,7 @@ from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.measures.bit_readings import next_bits
 from thinkalike.memory import free_cached_memory
 from thinkalike.models.rounding import can_be_rounded, rounded_copy
+from thinkalike.models.variants import is_spread
 from thinkalike.processes import doing
 
 log = logging.getLogger(__name__)
@@ -188,7 +189,8 @@ def losses_of_copies(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Docu
 
     A copy of 4 bits is called `rung_4`. Copies are made until the cost of each stitch lies between
     the costs of two neighbouring copies. There are none if the job does not ask for them, or if
-    the target's weights cannot be rounded: they are integers already, or on several devices.
+    the target's weights cannot be rounded: they are integers already, or on several devices, whose
+    memory may not hold a copy beside the models of the job.
 
     Args:
         setting: The models, the text, and whether copies are asked for.
@@ -196,7 +198,7 @@ def losses_of_copies(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Docu
             target alone (`target`), and the number of `tokens`.
     """
     target = setting.target
-    if setting.ruler is None or not can_be_rounded(target):
+    if setting.ruler is None or not can_be_rounded(target) or is_spread(target):
         return {}
     tokens = sums["tokens"].sum()
     target_loss = sums["target"]
