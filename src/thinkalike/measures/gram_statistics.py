@@ -42,7 +42,10 @@ class GramStatistics(NamedTuple):
     diagonals: list[Float[Tensor, "*p l n"]]
 
     def of_all_rows(self) -> GramStatistics:
-        """Return the statistics of the first set of rows, which is that of all rows."""
+        """Return the statistics of all rows, if these are statistics of several sets of rows.
+
+        All rows are the first set; the others leave out some rows.
+        """
         return GramStatistics(
             {pair: products[0] for pair, products in self.products.items()},
             [sums[0] for sums in self.sums],
