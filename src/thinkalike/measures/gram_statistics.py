@@ -210,7 +210,7 @@ GPU_TILE = Tiling(2048, 2048, 2048)
 
 
 def _parts_of_columns(sizes: Sequence[int], first: int, count: int) -> Iterator[tuple[int, slice]]:
-    """Yield each part of a matrix's columns that a window overlaps, and the overlapping columns.
+    """Yield each part of a matrix's columns that a window of columns overlaps, and where.
 
     Args:
         sizes: How many columns each part has; the parts follow one another.
@@ -435,11 +435,12 @@ def left_out_statistics(
 def _row_sums_over_parts(
     layer: Float[Tensor, "n d"], is_in_part: Float[Tensor, "p n"], norms: Float[Tensor, " n"]
 ) -> Float[Tensor, "n p"]:
-    """Return Σⱼ Kᵢⱼ over j ≠ i of each part, for each row i of a layer, in float64.
+    """Return Σⱼ Kᵢⱼ over the rows j ≠ i of each part, for each row i of a layer, in float64.
 
-    K = X X' for the rows X, and sums come from X Σⱼ xⱼ, from which the diagonal is subtracted. For
-    a massive row, whose Kᵢᵢ is nearly all of the sum, that would leave only rounding. So the row
-    of largest norm is left out of these sums, and its column of K is added afterwards.
+    K = X X' has the inner products of the rows X. The sums are computed as xᵢ · Σⱼ xⱼ, from which
+    the diagonal Kᵢᵢ is subtracted if row i is in the part. For a row of very large norm, Kᵢᵢ is
+    nearly all of the sum, and subtracting it would leave only rounding. So the row of largest norm
+    is left out of these sums, and its column of K is added afterwards.
 
     Args:
         layer: The rows.
@@ -467,9 +468,11 @@ def linear_statistics(
     layers' matrices, and the sum of each row; and the diagonals themselves.
 
     Args:
-        rows: The rows X of each layer, which are nearly centred.
+        rows: The rows X of each layer, of mean 0 up to rounding.
         model_pairs: The layers of each model, and which models are compared.
     """
+    # The functions below also compute statistics without parts of the rows. With all rows as a
+    # single part, only those of all rows are of use.
     single_part = [len(rows[0])]
     products = gram_products(rows, model_pairs, single_part)
     return left_out_statistics(rows, model_pairs, single_part, products).of_all_rows()

@@ -68,7 +68,7 @@ class HalvedMoments:
         return [half.of(pair) for half in self.halves]
 
     def penalty(self, pair: KeyPair, bias: bool = True) -> float:
-        """Return the ridge penalty λ with which a map fitted on a half predicts the other one best.
+        """Return the ridge penalty λ with which maps fitted on one half best predict the other.
 
         Both directions, from either half to the other one, count together. λ is ∞, which gives the
         map 0, if no map predicts better than the mean.

@@ -394,8 +394,9 @@ def stream_map(source: Float[Tensor, "t d"], target: Float[Tensor, "t e"]) -> Fl
 
     It is the Procrustes solution for the embeddings of the same t tokens in both models: M = U V'
     with U S V' the singular value decomposition of source' target, both centred. For different
-    widths it has orthonormal rows or columns. As it depends on embeddings alone, the test of
-    hidden units stays exact after it.
+    widths it has orthonormal rows or columns. It brings weights of both models into one stream, in
+    which a later test compares hidden units. It depends on embeddings alone and not on the order
+    of hidden units, so the p-values of that test stay exact.
 
     Args:
         source: The embedding of each token in the source.

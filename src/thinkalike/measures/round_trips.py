@@ -54,10 +54,10 @@ def _source_to_itself(statistics: PairStatistics) -> PairStatistics:
 def both_directions(x_to_y: PairStatistics, ridge: float = RIDGE) -> BothDirections:
     """Return φ: x → y and ψ: y → x, by ridge regression with a bias.
 
-    φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖². λ is the ridge times the mean of the diagonal of
-    Σ(x - x̄)(x - x̄)', so that scaling x or y changes W by the same factors only. ψ is fitted
-    likewise with x and y exchanged. It is not the inverse of φ, which would blow up what φ does
-    not explain of y.
+    φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖². The penalty λ is the ridge times the mean of the
+    diagonal of Σ(x - x̄)(x - x̄)', so that the fit does not depend on the units of x and y. ψ is
+    fitted likewise with x and y exchanged. It is not the inverse of φ, which would amplify what φ
+    does not explain of y.
 
     Args:
         x_to_y: The statistics of the rows to fit on, as `Moments.of` a layer pair.

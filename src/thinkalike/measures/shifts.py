@@ -36,11 +36,12 @@ class ShiftEstimate(LayerPairEstimate):
         norm_target: Tensor,
         **estimates: Unpack[EstimateArguments],
     ):
-        """Store the mean cosine and the mean norms of the states of each layer in both models.
+        """Store how far the states of each layer moved between two models, and means beside this.
 
-        They are matrices (l, l), with a layer's value on the diagonal and NaN elsewhere. The other
-        arguments, such as the distances, are those that the estimates of all measures have, see
-        `LayerPairEstimate`.
+        `cosine` is the mean cosine of the states of a layer in both models, and `norm_source` and
+        `norm_target` are their mean norms: matrices (l, l), with a layer's value on the diagonal
+        and NaN elsewhere. `estimates` are the distances with their intervals, and what else a
+        `LayerPairEstimate` takes.
         """
         super().__init__(**estimates)
         self.cosine = cosine

@@ -356,7 +356,9 @@ def weighted_tau(
 
 
 def _checked_profiles(profiles: Float[Tensor, "l f"], name: str) -> np.ndarray:
-    """Return profiles, the importances of features in each layer, as an array of float64.
+    """Return profiles, the importances of f features in each layer, as an array of float64.
+
+    A profile whose importances are all equal is refused, as it ranks no feature.
 
     Args:
         profiles: One profile for each of l layers.
