@@ -122,9 +122,9 @@ def chance_of(
 def p_value(null: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """Return the p-value (1 + #{null > value} + u) / (1 + p), u drawn from 0..#{null = value}.
 
-    u breaks ties at random, so that the p-value is uniform by chance. It is a hash of the null's
-    values, and so the same in each run. If all null values tie with the value, the p-value is 1.
-    It is NaN if the value is not finite.
+    u breaks ties at random, so that the p-value is uniform under the null hypothesis. It is a hash
+    of the null's values, and so the same in each run. If all null values tie with the value, the
+    p-value is 1. It is NaN if the value is not finite.
 
     Args:
         null: The values of p permutations, larger ones being closer; its remaining axes broadcast

@@ -224,9 +224,9 @@ def _rows_along(tensor: Tensor, axis: int) -> Tensor:
 def _resized(base: Tensor, changed: Tensor) -> Edit:
     """Return the edit between two tensors of different shapes.
 
-    Rows stand for the indices of any one axis here. The edit is "added" if rows were appended at
-    the end, "removed" if some were taken out, in both cases with the remaining rows as they were.
-    Otherwise, and if several axes have another length, it is "resized".
+    If a single axis has another length, the edit is "added" if indices of this axis were appended
+    at the end, or "removed" if some were taken out, in both cases with all other entries as they
+    were. Otherwise it is "resized".
 
     Args:
         base: The tensor before.

@@ -165,9 +165,9 @@ class CKAMeasure(LayerMeasure[CentredRows]):
     def compare_all(
         self, layers: Sequence[CentredRows], model_pairs: ModelPairs
     ) -> dict[Pair, Float[Tensor, "l m"]]:
-        """Return the HSICs from which CKA is a ratio, of each two layers of compared models.
+        """Return the HSIC of every two layers of compared models, from which CKA is computed.
 
-        For models with l and m layers they are (l, m). If rows are only compared within groups, it
+        For models with l and m layers this is (l, m). If rows are only compared within groups, it
         is Σ_g n_g HSIC_g, where HSIC_g compares the n_g rows of group g.
 
         Args:
@@ -213,9 +213,9 @@ class CKAMeasure(LayerMeasure[CentredRows]):
     def similarities(self, prepared: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
         """Return for each group size s the Gram matrices of its g groups, (g, s, s).
 
-        They are divided by √s. The HSIC of a group divides products of the Gram matrices of two
-        layers by about s², and counts s times when groups are summed. So products have the weight
-        1 / s, or 1 / √s in either layer.
+        Each is divided by √s. The HSIC of a group divides the product of the Gram matrices of two
+        layers by about s², and counts s times when groups are summed. So a product needs the
+        weight 1 / s, which is 1 / √s for either of its factors.
 
         Args:
             prepared: A layer, with rows centred within their groups.

@@ -362,9 +362,9 @@ class LayerMeans(Accumulator):
     ) -> Float[Tensor, "k k"] | None:
         """Return the mean that the jackknife's replicates would have if rows were independent.
 
-        A replicate is the value without one part of the documents. Where the mean of the
-        replicates differs from this expected mean, the jackknife takes the difference for a bias,
-        which rows of one document have by depending on each other. None if the expected mean is
+        A replicate is the value without one part of the documents. The jackknife subtracts this
+        expected mean from the mean of the replicates. The difference tells the bias of the value
+        that comes from rows of one document depending on each other. None if the expected mean is
         not known.
 
         Args:

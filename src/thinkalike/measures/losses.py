@@ -434,6 +434,11 @@ def _compare_outputs(
 def _top_and_log_probabilities(
     states: Float[Tensor, "m d"], finish: Finish
 ) -> tuple[Int[Tensor, " m"], Float[Tensor, "m v"]]:
-    """Return the most likely token of each state, and the log-probabilities of all tokens."""
+    """Return the most likely next token of each state, and the log-probabilities of all tokens.
+
+    Args:
+        states: The last residuals of m tokens.
+        finish: Maps them to logits over v tokens: the final norm and the unembedding.
+    """
     logits = logits_of(states, finish)
     return logits.argmax(-1), logits.log_softmax(-1)

@@ -97,14 +97,14 @@ def _judged_rows_decide_layer(
 
     They are judged beside the rows that are not long; other long rows are left out. They decide
     the layer if their share of the variance is above `DECISIVE_VARIANCE`, and above
-    `DECISIVE_CONCENTRATION` times their share of the rows. A share of the variance above
-    `always_enough` suffices alone, however many rows they are.
+    `DECISIVE_CONCENTRATION` times their share of the rows.
 
     Args:
         judged: Which rows are judged, all of them long.
         is_long: Which rows are long: those whose norm is far above the median.
         squares: The squared distance of each row from the mean of the rows that are not long.
-        always_enough: See above.
+        always_enough: A share of the variance above which they decide the layer in any case, even
+            if they are many rows; 1: there is no such share.
     """
     compared = judged | ~is_long
     share_of_rows = float(judged.sum() / compared.sum())

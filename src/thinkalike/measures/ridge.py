@@ -185,7 +185,7 @@ class Predictor:
     def of(self, y: Float[Tensor, "n e"]) -> HeldOut:
         """Return how well x predicts y, states of the same rows, on held-out documents.
 
-        It is two sums of squares for each part of the documents, of which R² is made.
+        The result has, for each part of the documents, the two sums of squares that give R².
 
         Raises:
             ValueError: y has another number of rows, or a state is not finite.

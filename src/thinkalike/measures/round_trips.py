@@ -32,7 +32,10 @@ class BothDirections(NamedTuple):
     psi: AffineMap
 
     def unexplained(self, x_to_y: PairStatistics) -> Unexplained:
-        """Return the shares of variance that φ, ψ, ψ ∘ φ and φ ∘ ψ leave unexplained in some rows.
+        """Return the shares of variance that the maps leave unexplained in some rows.
+
+        They are those of φ, which predicts y from x, and of ψ, which predicts x from y; and those
+        of the round trips ψ ∘ φ, from x back to x, and φ ∘ ψ, from y back to y.
 
         Args:
             x_to_y: The statistics of these rows, with x as the source and y as the target.

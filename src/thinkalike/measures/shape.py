@@ -17,8 +17,8 @@ def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Flo
     """Return arccos(‖X'Y‖_* / (‖X‖ ‖Y‖)) of centred features, in radians, in [0, π/2].
 
     ‖X'Y‖_*, the sum of the singular values, is the largest tr(Q'X'Y) of any rotation or reflection
-    Q. So it is 0 for features that are the same up to rotation, reflection, shift and scale
-    (Williams et al. 2021, "Generalized shape metrics on neural representations", the angular
+    Q. So the distance is 0 for features that are the same up to rotation, reflection, shift and
+    scale (Williams et al. 2021, "Generalized shape metrics on neural representations", the angular
     metric). It is a metric, is computed in float64 and differentiable where it is above 0. For n
     rows in d ≥ n dimensions it is small even for unrelated features: compare it with its null.
 

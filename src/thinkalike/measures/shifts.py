@@ -36,12 +36,12 @@ class ShiftEstimate(LayerPairEstimate):
         norm_target: Tensor,
         **estimates: Unpack[EstimateArguments],
     ):
-        """Store how far the states of each layer moved between two models, and means beside this.
+        """Store how far apart the states of each layer are in two models, and their norms.
 
         `cosine` is the mean cosine of the states of a layer in both models, and `norm_source` and
-        `norm_target` are their mean norms: matrices (l, l), with a layer's value on the diagonal
-        and NaN elsewhere. `estimates` are the distances with their intervals, and what else a
-        `LayerPairEstimate` takes.
+        `norm_target` are their mean norms. These are matrices (l, l), with the value of a layer on
+        the diagonal and NaN elsewhere. `estimates` are the mean distances with their intervals,
+        and the other arguments of a `LayerPairEstimate`, such as the number of documents.
         """
         super().__init__(**estimates)
         self.cosine = cosine

@@ -221,16 +221,17 @@ class NeuralDistances:
         return squared[first_identical_row][:, first_identical_row]
 
     def vector(self) -> Float[Tensor, " p"]:
-        """Return the squared distances (D^N)² of all pairs i < j of stimuli.
+        """Return the squared neural distances of all pairs i < j of stimuli.
 
-        Their order is that of SciPy's `pdist`: (0, 1), (0, 2), ..., (1, 2), ....
+        Their order is that of SciPy's `pdist`: (0, 1), (0, 2), ..., (1, 2), .... Distances that
+        differ by rounding alone are made exactly equal.
         """
         return self.at(upper_triangle_indices(len(self), self.states.device))
 
     def at(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """Return the squared distances (D^N)² of these pairs of stimuli.
+        """Return the squared neural distances of these pairs of stimuli.
 
-        Distances that differ by rounding alone are made exactly equal.
+        Distances that differ by rounding alone are made exactly equal, so that they tie in ranks.
 
         Args:
             pairs: For stimuli i and j the flat index i n + j in an n x n matrix.

@@ -114,13 +114,15 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
         """Return the U-centred Euclidean distances of all pairs of rows, as a matrix of norm 1.
 
+        U-centring subtracts means of rows and columns such that products of two results are
+        unbiased (Székely & Rizzo 2013).
+
         Raises:
             ValueError: All distances are equal up to rounding, or a state is not finite.
         """
         rows = centred(layer, name).rows
         squared_distances = NeuralDistances.of(rows, name=name).squared()
-        # If U-centring, which subtracts means of rows and columns, leaves no larger share of the
-        # distances than this, they are all equal.
+        # If U-centring leaves no larger share of the distances than this, they are all equal.
         rounding = max(CENTRING_ROUNDING, SUM_ROUNDING * torch.finfo(rows.dtype).eps)
         return u_centred(squared_distances, name, rounding)
 

@@ -223,7 +223,7 @@ def _system_of_used(
 
 
 def to_matrix(entries: Float[Tensor, "*b r"]) -> Float[Tensor, "*b f f"]:
-    """Return the symmetric f x f matrix W with given coordinates, any number of times.
+    """Return the symmetric f x f matrix W that has these coordinates, for any number of matrices.
 
     The r = f (f + 1) / 2 coordinates are the diagonal of W, and then √2 W_fg for f < g, so that
     their norm is the Frobenius norm of W.

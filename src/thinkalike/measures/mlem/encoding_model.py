@@ -194,10 +194,11 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         return self
 
     def predict(self, X: object) -> Float[Tensor, "*l p"]:
-        """Return the squared distances of all pairs i < j of stimuli, in the scale of the fit.
+        """Return the predicted squared distances of all pairs i < j of stimuli.
 
-        They are (p) for a fit to one layer, else (l, p), in the order of SciPy's `pdist`: (0, 1),
-        (0, 2), ..., (1, 2), .... Under missing="drop" stimuli that lack a value are left out.
+        They are in the unit that the parameter `scale` asks for, (p) for a fit to one layer, else
+        (l, p), in the order of SciPy's `pdist`: (0, 1), (0, 2), ..., (1, 2), .... Under
+        missing="drop" stimuli that lack a value are left out.
 
         Args:
             X: The features of the stimuli, as in `fit`.

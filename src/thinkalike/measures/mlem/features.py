@@ -92,15 +92,17 @@ class Features:
         rows: Int[Tensor, " a"] | None = None,
         columns: Int[Tensor, " b"] | None = None,
     ) -> Bool[Tensor, "a b"] | Float[Tensor, "a b"] | Int[Tensor, "a b"]:
-        """Return Δ, how two stimuli differ in a feature, for a row stimuli and b column stimuli.
+        """Return Δ, how two stimuli differ in a feature, for each of a stimuli with each of b.
 
         It is True or False for an indicator, which says whether the levels differ, and a distance
-        in float64 for a scaled feature. Where each pair of levels has a weight, it is the number
-        of the pair in int32, from 1 on, or 0 for equal levels.
+        in float64 for a scaled feature. If a model has a weight for each pair of levels of the
+        feature, it is the number of the pair in int32, from 1 on, or 0 for equal levels. Δ to a
+        missing value that is ignored is 0.
 
         Args:
             feature: The index of the feature.
-            rows, columns: The indices of the a and of the b stimuli; None: all stimuli.
+            rows: The indices of the a stimuli, in the rows of the result; None: all stimuli.
+            columns: The indices of the b stimuli, in its columns; None: all stimuli.
         """
         row_stimuli = self
         if rows is not None:

@@ -126,7 +126,7 @@ class Importance:
         of stimuli for null draws.
 
         Raises:
-            ValueError: No null draws were asked for, as with null=199.
+            ValueError: There are no null draws; null=199, for instance, asks for 199 of them.
         """
         return self._p_values_against_null(largest=False)
 

@@ -173,8 +173,8 @@ def _references_of_layer(
     Stimuli with the same level in every feature are one cell. ρ(B, A) is Spearman's correlation,
     over pairs of stimuli in half B, of their distance and the mean distance in half A between
     stimuli of the same two cells. The reference is the mean of ρ(B, A) / √r and ρ(A, B) / √r, with
-    r the reliability of the mean distances. It is computed for each of m sets of stimuli, and is
-    NaN for a set with r ≤ 0.
+    r the reliability of the mean distances, their ρ in both halves. It is computed for each of m
+    sets of stimuli, and is NaN for a set with r ≤ 0.
 
     Args:
         distances: The distances of the n stimuli in the layer.

@@ -440,8 +440,8 @@ class _FeatureForms(NamedTuple):
         device = features.levels.device
         level_count = features.weighted_level_counts[feature]
         first, second = torch.triu_indices(level_count, level_count, 1, device=device)
-        # Negative levels are ignored missing values. `one_hot` takes no -1, so their column is 0
-        # and is dropped, which leaves them 0 in all columns.
+        # Negative levels, those of ignored missing values, become -1. `one_hot` takes levels + 1,
+        # so they fall into column 0, which is dropped: they are 0 in all remaining columns.
         levels = features.levels[:, feature].clamp(min=-1).long()
         has_level = one_hot(levels + 1, level_count + 1)[:, 1:].double()
         terms = torch.arange(first_term, stop, device=device)
