@@ -246,6 +246,7 @@ class Accumulator(Metric):
                 "number those of one run, update(..., number=)"
             )
         for name, state in states.items():
+            # Of a tensor that only some batches stored, it is not known which ones these are.
             is_of_all_batches = len(state) == len(order)
             if name != "documents" and is_of_all_batches:
                 states[name] = state[order]

@@ -448,14 +448,15 @@ def _row_sums_over_parts(
         norms: The norm of each row.
     """
     largest = norms.argmax(keepdim=True)  # the index of the row
-    is_other = torch.ones_like(layer[:, 0]).index_fill(0, largest, 0)  # (n)
-    others_of_part = is_in_part * is_other  # (p, n)
-    sums = (layer @ (others_of_part @ layer).T).double()  # X Σⱼ xⱼ, (n, p)
-    sums -= others_of_part.T.double() * norms.square()[:, None]  # Kᵢᵢ
+    is_not_largest = torch.ones_like(layer[:, 0]).index_fill(0, largest, 0)  # (n)
+    part_without_largest = is_in_part * is_not_largest  # (p, n)
+    sums = (layer @ (part_without_largest @ layer).T).double()  # X Σⱼ xⱼ, (n, p)
+    sums -= part_without_largest.T.double() * norms.square()[:, None]  # Kᵢᵢ
 
     column_of_largest = (layer @ layer.index_select(0, largest).T).double()  # (n, 1)
     part_of_largest = is_in_part.index_select(1, largest).T.double()  # (1, p)
-    return sums + is_other[:, None] * column_of_largest * part_of_largest
+    # The sum of the largest row itself lacks nothing, as j ≠ i.
+    return sums + is_not_largest[:, None] * column_of_largest * part_of_largest
 
 
 @torch.no_grad()

@@ -403,10 +403,10 @@ def _frame_of_values(values: object) -> pd.DataFrame:
 def _frame(X: object) -> tuple[pd.DataFrame, bool]:
     """Return a table as a DataFrame, and whether the types of its columns say what values mean.
 
-    The second result is False for an array or tensor of numbers, in which a number may be the code
-    of a category; its columns become float64. It is True for all other tables. In an array of
-    text, columns that are all numbers are read as numbers, and empty text and "nan" as missing
-    values.
+    The second result is True for a DataFrame. It is False for an array, a tensor or a list of
+    lists that holds numbers alone, in which a number may be the code of a category; its columns
+    become float64. With text beside numbers it is True. In an array of text, columns that are all
+    numbers are read as numbers, and empty text and "nan" as missing values.
 
     Raises:
         ValueError: X is no table of two axes, is masked or huge, or has numbers that float64

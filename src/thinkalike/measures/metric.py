@@ -77,10 +77,11 @@ class CKAResult(LayerPairEstimate):
         """
         self._check_layer_pair("first", first)
         self._check_layer_pair("second", second)
-        (a, b), (c, d) = first, second
+        source, target = first
+        other_source, other_target = second
         # `_interval` subtracts the bias, so it takes values that still have it.
-        value = self.with_bias[..., a, b] - self.with_bias[..., c, d]
-        replicates = self.without[..., a, b] - self.without[..., c, d]
+        value = self.with_bias[source, target] - self.with_bias[other_source, other_target]
+        replicates = self.without[:, source, target] - self.without[:, other_source, other_target]
         return self._interval(value, replicates)
 
     def _check_layer_pair(self, name: str, pair: object) -> None:

@@ -64,15 +64,15 @@ class _Outputs(NamedTuple):
     name: str
 
 
-def _refuse_flawed(largest: Float[Tensor, "..."], name: str) -> None:
+def _refuse_flawed(row_values: Float[Tensor, "..."], name: str) -> None:
     """Raise a ValueError if a logit is NaN or +∞, or if all logits of a row are -∞.
 
     Args:
-        largest: The largest logit of each row, or another number that is not finite in just these
-            cases, such as the sum of the exponentials of the logits less the largest one.
+        row_values: A number for each row that is not finite in just these cases: its largest
+            logit, or the sum of the exponentials of its logits less the largest one.
         name: What the error calls the outputs.
     """
-    if not largest.isfinite().all():
+    if not row_values.isfinite().all():
         raise ValueError(f"{name}: a logit is NaN or +inf, or all those of a row are -inf")
 
 

@@ -32,7 +32,7 @@ def common_dtype(features: Iterable[Tensor]) -> torch.dtype:
 
 
 def all_alike(
-    spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: torch.dtype
+    squared_distance: Float[Tensor, "*b"], squared_mean: Float[Tensor, "*b"], dtype: torch.dtype
 ) -> Bool[Tensor, "*b"]:
     """Return whether rows are the same, that is, differ from their mean by no more than rounding.
 
@@ -40,11 +40,13 @@ def all_alike(
     norm.
 
     Args:
-        spread: The squared distance of a row from the mean, or the mean of several of these.
-        offset: The squared norm of the mean.
+        squared_distance: The squared distance of a row from the mean, or the mean of several of
+            these.
+        squared_mean: The squared norm of the mean.
         dtype: The dtype of the rows, which decides how large rounding is.
     """
-    return spread <= (SUM_ROUNDING * torch.finfo(dtype).eps) ** 2 * offset
+    rounding = SUM_ROUNDING * torch.finfo(dtype).eps  # as a share of the norm
+    return squared_distance <= rounding**2 * squared_mean
 
 
 @dataclass(frozen=True, eq=False)

@@ -245,8 +245,8 @@ class NeuralDistances:
         """Return by how much rounding may have changed the squared distance of each pair.
 
         If rounding moved two states by e and f, it changed their distance D by at most e + f, and
-        D² by at most 2 D (e + f) + (e + f)². The rounding of D² itself is added. Whole-numbered
-        states are exact, so e and f are 0.
+        D² by at most 2 D (e + f) + (e + f)². The rounding of D² itself is added. e and f count as
+        0 for whole-numbered states, which are exact, and if they are not known.
 
         Args:
             pairs: For stimuli i and j the flat index i n + j in an n x n matrix.

@@ -414,7 +414,8 @@ class _FeatureForms(NamedTuple):
             feature: The index of the feature.
             weight_slice: The slice of its weights among all weights, without the intercept.
         """
-        # Term 0 is the intercept, so weight i is that of term i + 1.
+        # Term 0 is the intercept, so weight i is that of term i + 1, and the last weight, number
+        # `stop` - 1, that of term `stop`.
         first_term = weight_slice.start + 1
         last_term = weight_slice.stop
         if features.weighted_level_counts[feature]:
