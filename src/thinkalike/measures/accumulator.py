@@ -41,9 +41,10 @@ def states_of_processes(
 
 
 def without_empty(states: Sequence[Tensor]) -> list[Tensor]:
-    """Return the states that have entries; if none has, the first one alone.
+    """Return those of the states of several processes that have entries.
 
-    A process without any batch has an empty state in a default dtype.
+    The state of a process without any batch is left out, as it is empty and of a default dtype. If
+    all states are empty, the first one is returned alone.
     """
     filled = [state for state in states if len(state)]
     if not filled:
@@ -101,14 +102,16 @@ class Accumulator(Metric):
     def forward(self, *args: object, **kwargs: object) -> object:
         """Add one batch as `update` does, and return the estimate of this batch alone.
 
-        The states are lists with an entry for each batch, so a copy without the earlier entries is
-        a metric of the new batch.
+        Results are kept in lists with an entry for each batch, so a copy of this metric without
+        the earlier entries is a metric of the new batch.
         """
         lengths_before = {name: len(state) for name, state in self.metric_state.items()}
         self.update(*args, **kwargs)
         batch_alone = self.clone()
         for name, length in lengths_before.items():
             setattr(batch_alone, name, getattr(batch_alone, name)[length:])
+        # Not `batch_alone.compute()`, which torchmetrics wraps to gather the batches of all
+        # processes.
         return type(batch_alone).compute(batch_alone)
 
     def load_state_dict(
@@ -116,9 +119,9 @@ class Accumulator(Metric):
     ) -> object:
         """Replace the batches of this metric by those of a `state_dict`, which is not changed.
 
-        A state is a list with a tensor for each batch. If several processes saved it, it is a
-        single tensor with a row for each batch, which is split here; "documents", which has a row
-        for each token, becomes a list of one tensor.
+        Here, a state is a list with a tensor for each batch. If several processes saved it, it is
+        a single tensor with a row for each batch, and is split into such a list. "documents" has a
+        row for each token instead, and cannot be split: it becomes a list of one tensor.
         """
         lists = dict(state_dict)
         for name in self.metric_state:
@@ -147,14 +150,14 @@ class Accumulator(Metric):
         Args:
             source, target: The states of each layer, (b, t, d) or (n, d); widths and dtypes may
                 differ.
-            mask: The tokens that count.
-            number: The number of this batch in the whole run; by default the next one. Processes
-                that share a run, and metrics that are merged, need it.
+            mask: True for each token that counts, (b, t); None: all count.
+            number: The number of this batch in the whole run; None: the next one. If several
+                processes share a run, or metrics are merged later, it must be given.
             groups: The token of each state, (b, t) or (n,), for conditional_on="token" only.
             documents: The number of the document of each state, or of another group whose rows
-                depend on each other; by default each row is its own document. A document has the
-                same number in all batches. Intervals leave out all documents with the same last
-                digit of their number at a time, and nulls permute whole documents.
+                depend on each other; None: each row is its own document. A document has the same
+                number in all batches. Intervals are jackknifed: they leave out, at a time, all
+                documents whose numbers have the same last digit. Nulls permute whole documents.
 
         Raises:
             ValueError: Arguments do not fit, or the measure refuses a layer. Nothing is added.
@@ -181,8 +184,9 @@ class Accumulator(Metric):
     def check(self, source: States, target: States, groups: Tensor | None) -> None:
         """Raise a ValueError if a batch does not fit the settings of this metric.
 
-        The batch must have as many layers as the metric was made for. It must have groups if the
-        metric compares rows within groups of one token, and no groups otherwise.
+        The batch must have as many layers as the metric was made for. It must say the token of
+        each state if the metric only compares rows of the same token, and must not say it
+        otherwise.
 
         Args:
             source, target: The states of each layer.
@@ -209,8 +213,8 @@ class Accumulator(Metric):
         Args:
             number: The number of the batch.
             documents: The document of each of its rows.
-            states: Tensors by their names. The class lists the names in `batch_states`, of which
-                some may be left out.
+            states: The results by name. The names are among `batch_states` of the class; a batch
+                need not have all of them.
         """
         self.documents.append(documents.detach().to(self.device))  # type: ignore[union-attr]
         batch_number = torch.full((1,), number, device=self.device)
@@ -220,10 +224,11 @@ class Accumulator(Metric):
             getattr(self, name).append(with_batch_axis.to(self.device))
 
     def gathered(self) -> dict[str, Tensor]:
-        """Return what is stored of all batches, by name: a row for each batch, in order of number.
+        """Return the stored tensors by name, each with a row for each batch, in order of number.
 
-        "documents" has instead a number for each row of all batches. A state that only some
-        batches stored has a row for each of these, in the order in which they came.
+        "documents" has instead a number for each row of the states in all batches. A tensor that
+        only some batches stored has a row for each of these, in the order in which they came. One
+        that no batch stored is left out.
 
         Raises:
             ValueError: There is no batch, or two batches have the same number.
@@ -241,6 +246,7 @@ class Accumulator(Metric):
                 "number those of one run, update(..., number=)"
             )
         for name, state in states.items():
+            # Of a tensor that only some batches stored, it is not known which ones these are.
             is_of_all_batches = len(state) == len(order)
             if name != "documents" and is_of_all_batches:
                 states[name] = state[order]

@@ -39,7 +39,7 @@ def balanced_folds(
     splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
     fold_of = torch.empty(len(labels), dtype=torch.long)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of levels with fewer stimuli than there are folds
+        warnings.simplefilter("ignore")  # of labels with fewer stimuli than there are folds
         for fold, (_, test) in enumerate(splitter.split(labels, labels, groups)):
             fold_of[torch.from_numpy(test)] = fold
     return fold_of
@@ -84,10 +84,11 @@ class Jackknifed:
     effective_parts: float
 
     def interval(self, level: float = 0.95) -> Estimate:
-        """Return the values with jackknife intervals, whose ends are NaN for too few parts.
+        """Return the values with jackknife intervals over the parts of the stimuli.
 
-        If parts have unequal sizes, they are worth fewer parts of equal size, `effective_parts`.
-        Student's t has one degree of freedom less than this number, so that intervals are wider.
+        Their ends are NaN if there are fewer than `FEWEST_GROUPS` parts. If parts have unequal
+        sizes, they are worth fewer parts of equal size, `effective_parts`. Student's t has one
+        degree of freedom less than this number, at least 1, which widens the intervals.
 
         Args:
             level: The probability with which an interval covers the value.
@@ -140,12 +141,12 @@ def balanced_accuracies(
 ) -> list[Accuracy]:
     """Return the balanced accuracy of each of c conditions, jackknifed over the same sentences.
 
-    It is the mean recall over the levels, the classes of the stimuli. Where a part of the
-    sentences is left out, it is over the levels that still occur.
+    It is the mean recall over the levels, which are the classes of the stimuli. A jackknife
+    replicate leaves out a part of the sentences, and is the mean over the levels that still occur.
 
     Args:
-        right: Whether the answer to each stimulus was right in each condition, or the share of
-            several answers that were.
+        right: Whether the answer to each stimulus was right in each condition, 1 or 0, or if there
+            were several answers, the share of right ones.
         labels: The level of each stimulus, from 0; each of the levels occurs.
         sentences: The sentence of each stimulus; sentences are left out as a whole.
         levels: How many levels there are.
@@ -155,9 +156,10 @@ def balanced_accuracies(
     level_sizes = sums_without_each_part(has_level, sentences)  # (levels, 1 + parts)
     occurs = level_sizes > 0
     right_of_level = sums_without_each_part(right.double()[:, None] * has_level, sentences)
+    # The recall of a level that does not occur is 0 / 1, which adds nothing to the sum.
     recalls = right_of_level / level_sizes.masked_fill(~occurs, 1)  # (c, levels, 1 + parts)
     means = recalls.sum(1) / occurs.sum(0)  # (c, 1 + parts)
-    sizes = level_sizes.sum(0)
-    part_sizes = sizes[0] - sizes[1:]
+    stimulus_counts = level_sizes.sum(0)  # of all stimuli, then without each part
+    part_sizes = stimulus_counts[0] - stimulus_counts[1:]
     effective_parts = effective_number(part_sizes)
     return [Accuracy(values[0], values[1:], effective_parts, levels) for values in means]

@@ -40,13 +40,14 @@ class ShiftSum:
         self.shift: Float[Tensor, " v"] = torch.zeros(vocabulary)
 
     def add(self, base: Float[Tensor, "n v"], changed: Float[Tensor, "n v"]) -> None:
-        """Add how often, and by how much, each token is likelier in the changed model.
+        """Add how often, and by how much, each token of the vocabulary is likelier after a change.
 
-        The sums are over the predictions of both models after n tokens of text.
+        Both models predict what follows each of n tokens of text. Summed over these predictions,
+        for each of the v tokens of the vocabulary, are log q - log p and how often it is above 0.
 
         Args:
-            base: The base's log-probabilities log p of the v tokens that may follow each of them.
-            changed: The changed model's log-probabilities log q of the same.
+            base: The log-probabilities log p of the base model.
+            changed: The log-probabilities log q of the changed model.
         """
         shift = changed - base
         self.count += len(shift)
@@ -79,13 +80,16 @@ class ShiftTests(NamedTuple):
 def shift_tests(shift: Float[Tensor, " v"], nulls: Sequence[Float[Tensor, "r v"]]) -> ShiftTests:
     """Test how far the log-probability of each token moved, against random changes of the model.
 
-    The shift of a token is the mean of log q - log p over some text, less that of the median
-    token: probabilities add up to 1, so that a few tokens that rise lower all others. It is
-    compared with the r ≥ 2 runs of a null by t = (shift - mean of the runs) / (s √(1 + 1/r)), with
-    r - 1 degrees of freedom. s is the standard deviation of the runs, or the median one of all
-    tokens if that is larger. If there are several nulls, the greatest p-value counts, so that a
-    token must exceed each of them (intersection-union test, Berger 1982). False discovery rates
-    are those of Benjamini & Hochberg (1995) over all tokens.
+    The shift of a token is the mean of log q - log p over some text, with p the probabilities of
+    the model before and q those after the change. As probabilities add up to 1, a few tokens that
+    rise lower all others, so the shift of the median token is subtracted first.
+
+    A shift is compared with the same of r ≥ 2 randomly changed models, the runs of a null, by
+    t = (shift - mean of the runs) / (s √(1 + 1/r)), with r - 1 degrees of freedom. s is the
+    standard deviation of the token's runs, or the median of these over all tokens if that is
+    larger. If there are several nulls, the greatest p-value counts, so that a token must differ
+    from each of them (intersection-union test, Berger 1982). False discovery rates are those of
+    Benjamini & Hochberg (1995) over all tokens.
 
     Args:
         shift: The mean of log q - log p of each token, in nats.
@@ -99,9 +103,9 @@ def shift_tests(shift: Float[Tensor, " v"], nulls: Sequence[Float[Tensor, "r v"]
         runs = null.double()
         runs = runs - runs.median(1, keepdim=True).values
         beyond = relative_shift - runs.mean(0)
-        own_spread = runs.std(0).clamp(min=SCORE_ROUNDING)  # of each token's own runs
-        spread = own_spread.clamp(min=own_spread.median())  # s
-        error = spread * math.sqrt(1 + 1 / len(runs))
+        deviation_of_runs = runs.std(0).clamp(min=SCORE_ROUNDING)  # for each token
+        deviation = deviation_of_runs.clamp(min=deviation_of_runs.median())  # s
+        error = deviation * math.sqrt(1 + 1 / len(runs))
         beyond_by_null.append(beyond)
         p_by_null.append(two_sided(beyond, error, len(runs) - 1))
     p, null_of_greatest_p = torch.stack(p_by_null).max(0)  # for each token
@@ -115,13 +119,13 @@ def amplified_choice(
     factors: Float[Tensor, " b"],
     plausible: float = PLAUSIBLE_NATS,
 ) -> Int[Tensor, " b"]:
-    """Return for each of b texts the next token that amplifies how a changed model differs.
+    """Return, for each of b texts, the next token that exaggerates how a changed model differs.
 
-    With p the probabilities of a base and q those of the changed model, it maximises
-    log q + α (log q - log p) over the tokens with log q ≥ max log q - plausible. α = 0 is the
-    greedy choice of the changed model. The score is that of DExperts (Liu et al. 2021), where the
-    changed model is the expert and the base the anti-expert. The restriction to plausible tokens
-    is that of contrastive decoding (Li et al. 2022).
+    With p the probabilities of the base model and q those of the changed model, the token
+    maximises log q + α (log q - log p) among the tokens with log q ≥ max log q - plausible. α = 0
+    is the greedy choice of the changed model. The score is that of DExperts (Liu et al. 2021),
+    where the changed model is the expert and the base the anti-expert. The restriction to
+    plausible tokens is that of contrastive decoding (Li et al. 2022).
 
     Args:
         base: Log-probabilities log p of what follows each text.

@@ -179,7 +179,7 @@ def bootstrap_interval(
 def _checked_bounds(bounds: object) -> tuple[float, float]:
     """Return `bounds`, the least and the greatest value that a token can have, as two floats.
 
-    Either may be infinite.
+    Either may be infinite, if values have no such bound.
 
     Raises:
         ValueError: The bounds are not two rising numbers.
@@ -200,9 +200,9 @@ def _checked_bounds(bounds: object) -> tuple[float, float]:
 
 
 def _refuse_means_beyond(means: Float[Tensor, "*b"], least: float, greatest: float) -> None:
-    """Raise a ValueError if a mean lies outside of the bounds of single values.
+    """Raise a ValueError if a mean over tokens lies outside of the bounds of single tokens.
 
-    Rounding may take it outside by a small share of the largest mean.
+    A small share of the largest mean is allowed for rounding.
 
     Args:
         means: The means.

@@ -122,8 +122,9 @@ def chance_of(
 def p_value(null: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """Return the p-value (1 + #{null > value} + u) / (1 + p), u drawn from 0..#{null = value}.
 
-    So ties are broken at random, by a hash of the null's values, which gives the same u in each
-    run. If all null values tie with the value, p is 1. It is NaN where a value is not finite.
+    u breaks ties at random, so that the p-value is uniform under the null hypothesis. It is a hash
+    of the null's values, and so the same in each run. If all null values tie with the value, the
+    p-value is 1. It is NaN if the value is not finite.
 
     Args:
         null: The values of p permutations, larger ones being closer; its remaining axes broadcast
@@ -131,7 +132,7 @@ def p_value(null: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[T
         value: The values that are tested.
     """
     smallest = torch.finfo(null.dtype).tiny
-    tolerance = TIE_SHARE * null.abs().amax(0).clamp(min=smallest)  # of equal values
+    tolerance = TIE_SHARE * null.abs().amax(0).clamp(min=smallest)  # within it values are equal
     count_above = (null > value + tolerance).sum(0)
     tie_count = ((null - value).abs() <= tolerance).sum(0)
 

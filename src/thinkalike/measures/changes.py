@@ -79,9 +79,9 @@ def divergence(log_p: Float[Tensor, "n v"], log_q: Float[Tensor, "n v"]) -> Floa
     """Return KL(p ‖ q) = Σ p (log p - log q) of each row in nats, in [0, ∞).
 
     It is computed as Σ (q - p - p (log q - log p)), which is equal, as p and q both sum to 1. No
-    term of that sum is negative, so that nothing cancels: in float32, the first sum has a rounding
-    error of about 1e-7 nats, and this one of less than 1e-12. A divergence is set to 0 if rounding
-    of the log-probabilities alone can cause it: up to `kl_of_rounding`.
+    term of that sum is negative, so that nothing cancels. In float32 its rounding error is less
+    than 1e-12 nats, and that of Σ p (log p - log q) about 1e-7. A divergence of up to
+    `kl_of_rounding` is set to 0, as rounding of the log-probabilities alone can cause it.
 
     Args:
         log_p, log_q: Log-probabilities of the v tokens. Both are finite: -∞ would give NaN or ∞.
@@ -132,9 +132,9 @@ def signed_permutation(
 
 
 def random_signs(change: Float[Tensor, "*s"], generator: torch.Generator) -> Float[Tensor, "*s"]:
-    """Return the change of a weight with random signs for the indices of each axis.
+    """Return the change of a weight with a random sign for each index of each axis.
 
-    Each row and each column of a matrix is multiplied by 1 or -1 at random. Entries keep their
+    For a matrix, each row and each column is multiplied by 1 or -1 at random. Entries keep their
     places and their absolute values, and the matrix keeps its singular values.
 
     Args:
@@ -163,17 +163,18 @@ def _signs_along(
 def rank_p(value: Float[Tensor, "..."], null: Float[Tensor, "r ..."]) -> Float[Tensor, "..."]:
     """Return the p-value (1 + #{null ≥ value}) / (1 + r), in [1 / (r + 1), 1].
 
-    If value and null are exchangeable, it is at most α with probability α, for each α for which
-    α (r + 1) is a whole number (Phipson & Smyth 2010). A null value that is below the value by no
-    more than rounding counts as equal.
+    If value and null are exchangeable and have no ties, it is at most α with probability α, for
+    each α for which α (r + 1) is a whole number (Phipson & Smyth 2010). A null value that is below
+    the value by no more than rounding counts as equal.
 
     Args:
         value: The values that are tested.
         null: The same values in r runs of the null, such as models that were changed at random.
     """
-    # The first comparison is for infinite values, for which the second one is with NaN.
-    reaches = (null >= value) | (null >= value - NULL_ROUNDING * value.abs())
-    return (1 + reaches.sum(0)).double() / (1 + len(null))
+    # Only the second comparison allows for rounding. The first one is needed for an infinite
+    # value, for which the second is with ∞ - ∞, NaN.
+    reaches_value = (null >= value) | (null >= value - NULL_ROUNDING * value.abs())
+    return (1 + reaches_value.sum(0)).double() / (1 + len(null))
 
 
 def equivalence(low: float, high: float, margin: float) -> Verdict:
@@ -337,16 +338,17 @@ class Directions(NamedTuple):
 def directions_of_change(
     change: Float[Tensor, "n d"], half: Bool[Tensor, " n"], k: int = 3
 ) -> Directions:
-    """Return the first k ≤ d principal directions of the change y - x of states, not centred.
+    """Return the first k ≤ d principal directions of the change y - x of states.
 
-    They are its right singular vectors, with their shares of Σ ‖y - x‖². The sign of each is
-    chosen so that the change along it is positive on average. The stability of a direction is its
-    greatest |cosine| with a direction found in one half of the documents alone, in the half where
-    this is smaller.
+    They are the right singular vectors of the changes, from which no mean is subtracted, with
+    their shares of Σ ‖y - x‖². The sign of each is chosen so that the change along it is positive
+    on average. The stability of a direction says whether it would also be found in half of the
+    documents: it is the greatest |cosine| with a leading direction of one half, for the half in
+    which this is smaller.
 
     Args:
         change: The change of each state.
-        half: Which rows are of the first half of the documents.
+        half: True for rows of the first half of the documents, False for those of the second.
         k: How many directions are returned.
     """
     rows = change.double()
@@ -356,8 +358,8 @@ def directions_of_change(
     signs = (mean_projection.sign() + 0.5).sign()  # 1 for a mean of 0
     directions = directions * signs[:, None]
 
-    # Two directions of nearly equal size may change places in a half, so k + 2 of its directions
-    # are looked at.
+    # Directions of nearly equal size may change places in a half, so the first k + 2 directions of
+    # a half are looked at.
     cosines_of_halves = []
     for rows_of_half in (rows[half], rows[~half]):
         _, vectors_of_half = _principal_directions(rows_of_half)

@@ -31,8 +31,8 @@ class AffineMap:
     def __call__(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         """Return W x + b for each state x, in the dtype of the states.
 
-        It is computed in the wider one of the dtypes of states and weights, as b may cancel large
-        means.
+        It is computed in the wider one of the dtypes of states and weights, as W x and b may be
+        large and cancel.
         """
         wide = torch.promote_types(states.dtype, self.weight.dtype)
         weight = self.weight.to(states.device, wide)
@@ -47,7 +47,7 @@ class AffineMap:
     def condition(self) -> float:
         """The condition number of W: its largest singular value over its smallest.
 
-        Singular values that are only rounding are left out. It is inf where W is 0.
+        Singular values of W that are only rounding are left out. It is ∞ if W is 0.
         """
         singular_values = torch.linalg.svdvals(self.weight.double())
         threshold = SINGULAR_VALUE_ROUNDING * singular_values[0]
@@ -71,9 +71,9 @@ def least_squares(
     """Return the W and b that minimise Σᵢ ‖yᵢ - W xᵢ - b‖² + ridge ‖W‖².
 
     W = Y'X (X'X + ridge I)⁺ on centred rows. The penalty is added to a sum over rows, as in
-    scikit-learn, and does not apply to b. At ridge=0 and a singular X'X (n <= d, or the states of
-    a LayerNorm) W is the solution of least norm: it is 0 in directions with less than 1e-12 of the
-    largest variance.
+    scikit-learn, and does not apply to b. If ridge=0 and X'X is singular, as for n <= d rows or
+    for the states of a LayerNorm, W is the solution of least norm: it is 0 in directions with less
+    than 1e-12 of the largest variance.
 
     Args:
         moments: The moments of the states.
@@ -94,8 +94,8 @@ def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMa
     """Return the W and b that minimise Σᵢ ‖yᵢ - W xᵢ - b‖² + ridge ‖W‖², from sums over rows.
 
     Args:
-        statistics: The means and centred products of x and y; products about 0 give a map with
-            b = 0.
+        statistics: The means of x and y, and the sums of products of their deviations from these.
+            If the means are 0 and the products those of x and y themselves, b is 0.
         ridge: The penalty, at least 0.
 
     Raises:
@@ -167,9 +167,14 @@ def procrustes(moments: Moments | HalvedMoments, pair: KeyPair, bias: bool = Tru
 
 
 def bias_only(moments: Moments | HalvedMoments, pair: KeyPair) -> AffineMap:
-    """Return the map x ↦ x + μᵧ - μₓ, with W = I, between two layers of the same width.
+    """Return the map x ↦ x + μᵧ - μₓ between two layers of the same width.
 
-    It is the shift with the least squared error.
+    μₓ and μᵧ are the mean states of the two layers. Of all maps that only add a constant, this
+    has the least squared error.
+
+    Args:
+        moments: The moments of the states.
+        pair: The layer of x and the layer of y.
     """
     statistics = moments.of(pair)
     identity = torch.eye(len(statistics.mean_x)).to(statistics.xx)
@@ -177,9 +182,14 @@ def bias_only(moments: Moments | HalvedMoments, pair: KeyPair) -> AffineMap:
 
 
 def _statistics(moments: Moments | HalvedMoments, pair: KeyPair, bias: bool) -> PairStatistics:
-    """Return the means and the sums of products of the states of a layer pair.
+    """Return the means and the sums of products of states x and y, from which maps are fitted.
 
-    The products are those of centred states, or of the states as they are if the map has no bias.
+    The products are those of centred states, or, if the map has no bias, of the states themselves.
+
+    Args:
+        moments: The moments of the states.
+        pair: The layer of x and the layer of y.
+        bias: Whether the map has a bias.
     """
     statistics = moments.of(pair)
     if bias:
@@ -224,8 +234,8 @@ def _map_through_means(statistics: PairStatistics, weight: Float[Tensor, "e d"])
 def _ridge_weight(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
     """Return the weight of a ridge regression of Y on X, W = Y'X (X'X + ridge I)⁺.
 
-    In the pseudo-inverse, eigenvalues of X'X + ridge I that may be only rounding errors count as
-    0. W is then 0 in the directions of their eigenvectors.
+    Eigenvalues of X'X + ridge I that may be only rounding errors count as 0 in the pseudo-inverse,
+    so that W is 0 in the directions of their eigenvectors.
 
     Args:
         statistics: `xx` is X'X and `xy` is X'Y.
@@ -238,9 +248,9 @@ def _ridge_weight(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e 
         raise ValueError(f"ridge={ridge} is not a number >= 0")
     values, vectors = torch.linalg.eigh(statistics.xx)
     penalised = values.clamp(min=0) + ridge  # rounding may leave eigenvalues below 0
-    # Where states do not vary in a direction, the exact eigenvalue of X'X is 0. The one that is
-    # computed may be as large as this, in part because rounding of a large mean looks like
-    # variance (`noise`). A penalty above it keeps all directions.
+    # In a direction in which states do not vary, the exact eigenvalue of X'X is 0. The computed
+    # one may be as large as this bound: a share of the largest eigenvalue, and what rounding of a
+    # large mean looks like (`noise`). With a ridge above the bound, all directions are used.
     largest_rounding = VARIANCE_ROUNDING * penalised[-1] + statistics.noise
     inverse = torch.where(penalised > largest_rounding, 1 / penalised, 0)
     weight: Tensor = (statistics.xy.T @ vectors * inverse) @ vectors.T

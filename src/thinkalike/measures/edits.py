@@ -176,9 +176,10 @@ def edit(
 
 
 def _edit_of_unknown_size(operation: Operation, amount: float = math.nan) -> Edit:
-    """Return an edit with an operation, whose size, spread and norm are NaN and that has no axis.
+    """Return an edit of which only the operation and its amount are known so far.
 
-    The caller, `edit`, replaces them by numbers where they can be computed.
+    Its size, spread and norm are NaN, and it has no axis. The function `edit` fills them in if the
+    two tensors have one shape.
 
     Args:
         operation: What was done.
@@ -223,14 +224,15 @@ def _rows_along(tensor: Tensor, axis: int) -> Tensor:
 def _resized(base: Tensor, changed: Tensor) -> Edit:
     """Return the edit between two tensors of different shapes.
 
-    It is "added" if indices were appended at the end of one axis, "removed" if some were taken out
-    of one axis, in both cases with all other entries as they were, and "resized" otherwise.
+    If a single axis has another length, the edit is "added" if indices of this axis were appended
+    at the end, or "removed" if some were taken out, in both cases with all other entries as they
+    were. Otherwise it is "resized".
 
     Args:
         base: The tensor before.
         changed: The tensor after.
     """
-    lengths = zip(base.shape, changed.shape, strict=False)
+    lengths = zip(base.shape, changed.shape, strict=False)  # the number of axes may differ, too
     resized_axes = [axis for axis, (before, after) in enumerate(lengths) if before != after]
     if base.dim() != changed.dim() or len(resized_axes) != 1:
         return _edit_of_unknown_size("resized")
@@ -238,7 +240,7 @@ def _resized(base: Tensor, changed: Tensor) -> Edit:
     rows = _rows_along(base, axis)  # each index of the axis as a row
     changed_rows = _rows_along(changed, axis)
     if len(changed_rows) < len(rows):
-        remaining = _matching_rows(rows, changed_rows)
+        remaining = _matching_rows(rows, changed_rows)  # indices; None if a row is not in the base
         if remaining is not None:
             removed = set(range(len(rows))) - set(remaining.tolist())
             return _edit_of_length("removed", axis, sorted(removed))
@@ -312,10 +314,10 @@ def _operation(x: Tensor, y: Tensor, axis: int | None) -> Edit:
 
 
 def _precision(y: Tensor) -> float:
-    """Return the machine epsilon of the dtype in which a tensor's entries were once stored.
+    """Return the machine epsilon of the narrowest dtype that holds a tensor's entries exactly.
 
-    This is bfloat16 or float16 if a cast to it and back leaves the first `SAMPLED_ENTRIES` entries
-    as they are, else the tensor's own dtype.
+    In this dtype they were probably once stored. It is bfloat16, or else float16, if a cast to it
+    and back leaves the first `SAMPLED_ENTRIES` entries as they are, else the tensor's own dtype.
     """
     sample = y.flatten()[:SAMPLED_ENTRIES]
     for dtype in (torch.bfloat16, torch.float16):
@@ -335,9 +337,12 @@ def _is_permuted(x: Tensor, y: Tensor, axis: int | None) -> bool:
         return False  # one or two numbers may be equal in another order by chance
     axes = range(y.dim()) if axis is None else [axis]
     for candidate in axes:
+        # For each row of y the index of the equal row of x; None if some row of y has none.
         matches = _matching_rows(_rows_along(x, candidate), _rows_along(y, candidate))
-        # each row of x once: a permutation drops and repeats none
-        if matches is not None and len(matches.unique()) == len(matches):
+        if matches is None:
+            continue
+        uses_each_row_once = len(matches.unique()) == len(matches)
+        if uses_each_row_once:
             return True
     return False
 
@@ -450,13 +455,15 @@ def mixture(
 
 
 def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> int | None:
-    """Return to how many bits, 1 to 8, the entries of x were rounded to become y.
+    """Return to how many bits, 1 to 8, the entries of x were rounded to become y; None if not.
 
     Entries were rounded if within each row of y, or each block of a row (`BLOCK_WIDTHS`), they lie
     on a grid, that is, are whole multiples of one step apart, and x is within about a step of
-    them. None if they do not, if x was on a grid already, or has equal entries in each row or
-    block, which rounding leaves equal, or for a vector or rows of fewer than 16 entries, which are
-    too few to recognise a grid.
+    them. Nearly all rows or blocks of a sample must be so (`ROUNDED_BLOCKS`).
+
+    The result is also None if x was on a grid already, if x has equal entries in each row or
+    block, which rounding leaves equal, and for a vector or rows of fewer than 16 entries, which
+    are too few to recognise a grid.
 
     Args:
         x, y: The tensors before and after.
@@ -482,9 +489,9 @@ def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> 
         was_on_grid = bool(grid_before.levels.min() <= MOST_LEVELS)
         is_varied = bool((x_blocks != x_blocks[:, :1]).any())
         if is_varied and not was_on_grid:
-            # Not the most levels: a few rows or blocks may have more by an outlier.
+            # A high quantile and not the most levels: an outlier gives a few rows or blocks more.
             typical_levels = grid.levels[is_on_grid].quantile(ROUNDED_BLOCKS)
-            return max(math.ceil(math.log2(float(typical_levels))), 1)
+            return max(math.ceil(math.log2(float(typical_levels))), 1)  # b bits have 2^b levels
     return None
 
 
@@ -504,10 +511,10 @@ class _Grid(NamedTuple):
 def _grid_of_rows(rows: Float[Tensor, "n d"], eps: float) -> _Grid:
     """Return for each row the step of the grid on which its values lie, and the number of levels.
 
-    A grid has all whole multiples of a step, counted from the least value of the row. The step is
-    the least distance between two values that is more than rounding, or ∞ if all values are equal.
-    The levels are the points of the grid from the least value of the row to the greatest. They are
-    ∞ if a value lies off the grid, if the step is too small to be told from rounding, or if all
+    A grid is the least value of a row plus all whole multiples of a step. The step is the least
+    distance between two values that is more than rounding, or ∞ if all values are equal. Levels
+    are the points of the grid from the least value of the row to the greatest. Their number is ∞
+    if a value lies off the grid, if the step is too small to be told from rounding, or if all
     values are equal.
 
     Args:
@@ -570,17 +577,22 @@ def _low_rank_or_noise(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, flo
 
 
 def _is_independent(change: Float[Tensor, "n m"], x: Float[Tensor, "n m"]) -> bool:
-    """Return whether a change of weights x looks as if it knew nothing of them.
+    """Return whether the change of weights x does not depend on x, as far as correlations tell.
 
-    That of noise does. Clipped, shrunk, pruned or other weights change by what they were: their
-    change correlates with them, or its absolute size with theirs.
+    The change by added noise does not. If weights were clipped, shrunk or pruned, their change
+    correlates with them, or its absolute size with theirs. Both correlations must be small.
+
+    Args:
+        change: How much each weight changed.
+        x: The weights before.
     """
+    # Independent numbers have a correlation of about 1 / √(their number) by chance.
     bound = MOST_CORRELATION + STANDARD_ERRORS / math.sqrt(x.numel())
-    for first, second in ((change, x), (change.abs(), x.abs())):
-        first = first - first.mean()
-        second = second - second.mean()
-        covariance = float((first * second).sum())
-        if abs(covariance) > bound * float(first.norm() * second.norm()):
+    for changes, weights in ((change, x), (change.abs(), x.abs())):
+        changes = changes - changes.mean()
+        weights = weights - weights.mean()
+        covariance = float((changes * weights).sum())
+        if abs(covariance) > bound * float(changes.norm() * weights.norm()):
             return False
     return True
 
@@ -590,8 +602,13 @@ def _sketched_singular_values(
 ) -> Float[Tensor, " k"]:
     """Return approximations of the k largest singular values of a matrix, in falling order.
 
-    k is `SKETCH_WIDTH`, or n or m if one of them is smaller. They come from subspace iteration on
-    a random sketch of fixed seed (Halko et al. 2011); more iterations make them more exact.
+    k is `SKETCH_WIDTH`, or n or m if one of them is smaller. They are those of the matrix
+    restricted to k dimensions, which subspace iteration finds from random directions of fixed seed
+    (Halko et al. 2011); more iterations make them more exact.
+
+    Args:
+        change: The matrix.
+        iterations: How often the directions are multiplied by the matrix and its transpose.
     """
     n, m = change.shape
     start = torch.randn(m, min(SKETCH_WIDTH, n, m), generator=seeded(0)).to(change)

@@ -39,9 +39,10 @@ class Estimate:
     def __init__(
         self, value: Tensor, low: Tensor, high: Tensor, *, uncorrected: Tensor | None = None
     ):
-        """Store the value, the ends of its interval, and what the value was before correction.
+        """Store an estimate: values with their intervals, as tensors of one shape.
 
-        `uncorrected` is None unless a known bias was subtracted from the value.
+        `value` is the best estimate, and `low` and `high` are the ends of its interval.
+        `uncorrected` is the value before a known bias was subtracted; None: none was.
         """
         self.value = value
         self.low = low
@@ -56,7 +57,10 @@ class Estimate:
         return iter((self.value, self.low, self.high))
 
     def __getitem__(self, index: AxisIndex | tuple[AxisIndex, ...]) -> Estimate:
-        """Return the estimate at an index of the tensors, such as a number, a slice or a mask."""
+        """Return the estimates at an index of their tensors, such as a number, a slice or a mask.
+
+        Values, ends of intervals and uncorrected values are indexed alike.
+        """
         uncorrected = None
         if self.uncorrected is not None:
             uncorrected = self.uncorrected[index]
@@ -66,7 +70,7 @@ class Estimate:
 
     @property
     def with_bias(self) -> Tensor:
-        """The value before a known bias was subtracted; `value` if none was."""
+        """The value before a known bias was subtracted, or `value` if none was subtracted."""
         if self.uncorrected is None:
             return self.value
         return self.uncorrected

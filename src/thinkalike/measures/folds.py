@@ -104,7 +104,8 @@ def splits(
 ) -> Iterator[tuple[Int[Tensor, " train"], Int[Tensor, " test"]]]:
     """Yield the indices of the training and of the test stimuli, for each fold in turn.
 
-    Folds come in rising order; their own stimuli are the test stimuli.
+    Folds come in rising order of their numbers. The stimuli of the fold are the test stimuli, and
+    all others the training stimuli.
 
     Args:
         fold_of: The fold of each stimulus.

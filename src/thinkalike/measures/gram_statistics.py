@@ -42,7 +42,10 @@ class GramStatistics(NamedTuple):
     diagonals: list[Float[Tensor, "*p l n"]]
 
     def of_all_rows(self) -> GramStatistics:
-        """Return the statistics of the first set of rows, which is that of all rows."""
+        """Return the statistics of all rows, if these are statistics of several sets of rows.
+
+        All rows are the first set; the others leave out some rows.
+        """
         return GramStatistics(
             {pair: products[0] for pair, products in self.products.items()},
             [sums[0] for sums in self.sums],
@@ -207,7 +210,7 @@ GPU_TILE = Tiling(2048, 2048, 2048)
 
 
 def _parts_of_columns(sizes: Sequence[int], first: int, count: int) -> Iterator[tuple[int, slice]]:
-    """Yield each part of a matrix's columns that a window overlaps, and the overlapping columns.
+    """Yield each part of a matrix's columns that a window of columns overlaps, and where.
 
     Args:
         sizes: How many columns each part has; the parts follow one another.
@@ -432,11 +435,12 @@ def left_out_statistics(
 def _row_sums_over_parts(
     layer: Float[Tensor, "n d"], is_in_part: Float[Tensor, "p n"], norms: Float[Tensor, " n"]
 ) -> Float[Tensor, "n p"]:
-    """Return Σⱼ Kᵢⱼ over j ≠ i of each part, for each row i of a layer, in float64.
+    """Return Σⱼ Kᵢⱼ over the rows j ≠ i of each part, for each row i of a layer, in float64.
 
-    K = X X' for the rows X, and sums come from X Σⱼ xⱼ, from which the diagonal is subtracted. For
-    a massive row, whose Kᵢᵢ is nearly all of the sum, that would leave only rounding. So the row
-    of largest norm is left out of these sums, and its column of K is added afterwards.
+    K = X X' has the inner products of the rows X. The sums are computed as xᵢ · Σⱼ xⱼ, from which
+    the diagonal Kᵢᵢ is subtracted if row i is in the part. For a row of very large norm, Kᵢᵢ is
+    nearly all of the sum, and subtracting it would leave only rounding. So the row of largest norm
+    is left out of these sums, and its column of K is added afterwards.
 
     Args:
         layer: The rows.
@@ -444,14 +448,15 @@ def _row_sums_over_parts(
         norms: The norm of each row.
     """
     largest = norms.argmax(keepdim=True)  # the index of the row
-    is_other = torch.ones_like(layer[:, 0]).index_fill(0, largest, 0)  # (n)
-    others_of_part = is_in_part * is_other  # (p, n)
-    sums = (layer @ (others_of_part @ layer).T).double()  # X Σⱼ xⱼ, (n, p)
-    sums -= others_of_part.T.double() * norms.square()[:, None]  # Kᵢᵢ
+    is_not_largest = torch.ones_like(layer[:, 0]).index_fill(0, largest, 0)  # (n)
+    part_without_largest = is_in_part * is_not_largest  # (p, n)
+    sums = (layer @ (part_without_largest @ layer).T).double()  # X Σⱼ xⱼ, (n, p)
+    sums -= part_without_largest.T.double() * norms.square()[:, None]  # Kᵢᵢ
 
     column_of_largest = (layer @ layer.index_select(0, largest).T).double()  # (n, 1)
     part_of_largest = is_in_part.index_select(1, largest).T.double()  # (1, p)
-    return sums + is_other[:, None] * column_of_largest * part_of_largest
+    # The sum of the largest row itself lacks nothing, as j ≠ i.
+    return sums + is_not_largest[:, None] * column_of_largest * part_of_largest
 
 
 @torch.no_grad()
@@ -464,9 +469,11 @@ def linear_statistics(
     layers' matrices, and the sum of each row; and the diagonals themselves.
 
     Args:
-        rows: The rows X of each layer, which are nearly centred.
+        rows: The rows X of each layer, of mean 0 up to rounding.
         model_pairs: The layers of each model, and which models are compared.
     """
+    # The functions below also compute statistics without parts of the rows. With all rows as a
+    # single part, only those of all rows are of use.
     single_part = [len(rows[0])]
     products = gram_products(rows, model_pairs, single_part)
     return left_out_statistics(rows, model_pairs, single_part, products).of_all_rows()

@@ -46,7 +46,7 @@ class HalvedMoments:
             moments_of_half.update(_selected_rows(sources, rows), _selected_rows(targets, rows))
 
     def of(self, pair: KeyPair) -> PairStatistics:
-        """Return the statistics of a layer pair over the rows of both halves.
+        """Return the means and centred products of a layer pair over the rows of both halves.
 
         Raises:
             ValueError: A half has fewer than two rows, or the pair is unknown.
@@ -54,7 +54,9 @@ class HalvedMoments:
         return reduce(PairStatistics.joined, self.statistics_of_halves(pair))
 
     def statistics_of_halves(self, pair: KeyPair) -> list[PairStatistics]:
-        """Return the statistics of a layer pair over the rows of each half, the even ones first.
+        """Return the means and centred products of a layer pair over the rows of each half.
+
+        The first half is that of rows with an even number, see `update`.
 
         Raises:
             ValueError: A half has fewer than two rows, or the pair is unknown.
@@ -66,9 +68,10 @@ class HalvedMoments:
         return [half.of(pair) for half in self.halves]
 
     def penalty(self, pair: KeyPair, bias: bool = True) -> float:
-        """Return the ridge penalty λ for which maps of each half predict the other half best.
+        """Return the ridge penalty λ with which maps fitted on one half best predict the other.
 
-        It is ∞ if no map predicts better than the mean.
+        Both directions, from either half to the other one, count together. λ is ∞, which gives the
+        map 0, if no map predicts better than the mean.
 
         Args:
             pair: The layer pair.
@@ -92,7 +95,7 @@ def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         documents: The number of the document of each row.
     """
     n = len(documents)
-    halves = torch.zeros(n).long()  # a single document is all in half 0, which is not balanced
+    halves = torch.zeros(n).long()  # for a single document, which is not balanced
     if len(documents.unique()) > 1:
         halves = stimulus_folds(n, 2, groups=documents)
     rows_in_half_1 = int(halves.sum())
@@ -103,7 +106,14 @@ def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
 
 
 def _selected_rows(states_of_layers: LayerStates, rows: Int[Tensor, " k"]) -> LayerStates:
-    """Return only these rows of the states of each layer: of a mapping a mapping, else a list."""
+    """Return only these rows of the states of each layer.
+
+    The result is a mapping if the states come in one, by layer, else a list.
+
+    Args:
+        states_of_layers: The states (n, d) of each layer.
+        rows: The indices of the rows.
+    """
     if isinstance(states_of_layers, Mapping):
         return {
             layer: states[rows.to(states.device)] for layer, states in states_of_layers.items()

@@ -16,10 +16,10 @@ def hsic1(
 ) -> Float[Tensor, ""]:
     """Return the unbiased HSIC of two Gram matrices (Song et al. 2012, eq. 5).
 
-    It is [tr(K̃L̃) + 1'K̃1 1'L̃1 / ((n-1)(n-2)) - 2/(n-2) 1'K̃L̃1] / (n(n-3)), where K̃ is K with
-    a zero diagonal. It is any real number, in the unit of K times that of L, and differentiable.
-    If features have a large mean, the terms cancel and float32 has too few digits: subtract the
-    mean first, or use `cka`.
+    It is [tr(K̃L̃) + 1'K̃1 1'L̃1 / ((n-1)(n-2)) - 2/(n-2) 1'K̃L̃1] / (n(n-3)), where K̃ is K, and
+    L̃ is L, with a zero diagonal. It is any real number, in the unit of K times that of L, and
+    differentiable. If features have a large mean, the terms cancel and float32 has too few digits:
+    subtract the mean from the features first, or use `cka`.
 
     Raises:
         ValueError: There are fewer than 4 rows.
@@ -84,7 +84,9 @@ def unbiased_from_sums(
 def biased_from_sums(
     n: int | Tensor, products: Tensor, row_sum_product: Tensor, total_product: Tensor
 ) -> Tensor:
-    """Return the biased HSIC, tr(KHLH) / (n-1)², of symmetric Gram matrices, from sums of entries.
+    """Return the biased HSIC of symmetric n x n Gram matrices K and L, from sums of entries.
+
+    It is tr(KHLH) / (n-1)², where H = I - 11'/n centres rows and columns.
 
     Args:
         n: The number of rows.

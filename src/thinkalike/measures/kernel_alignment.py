@@ -165,9 +165,10 @@ class CKAMeasure(LayerMeasure[CentredRows]):
     def compare_all(
         self, layers: Sequence[CentredRows], model_pairs: ModelPairs
     ) -> dict[Pair, Float[Tensor, "l m"]]:
-        """Return the HSIC of each of l layers of a model with each of m of another one.
+        """Return the HSIC of every two layers of compared models, from which CKA is computed.
 
-        With groups, it is Σ_g n_g HSIC_g, where HSIC_g compares the n_g rows of group g.
+        For models with l and m layers this is (l, m). If rows are only compared within groups, it
+        is Σ_g n_g HSIC_g, where HSIC_g compares the n_g rows of group g.
 
         Args:
             layers: The distinct layers of all models, with centred rows.
@@ -212,8 +213,12 @@ class CKAMeasure(LayerMeasure[CentredRows]):
     def similarities(self, prepared: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
         """Return for each group size s the Gram matrices of its g groups, (g, s, s).
 
-        They are divided by √s, so that products of two layers have the weight 1 / s: the HSIC of a
-        group divides them by about s², and is multiplied by s when groups are summed.
+        Each is divided by √s. The HSIC of a group divides the product of the Gram matrices of two
+        layers by about s², and counts s times when groups are summed. So a product needs the
+        weight 1 / s, which is 1 / √s for either of its factors.
+
+        Args:
+            prepared: A layer, with rows centred within their groups.
         """
         assert self.groups is not None  # a measure without groups is not asked
         grams = []
@@ -266,12 +271,13 @@ def layer_hsics(
             HSICs of the linear kernel are in the unit of the features; those of "rbf" have none.
 
     Raises:
-        ValueError: A layer cannot be compared, or all of its rows but one are alike.
+        ValueError: A layer has a value that is not finite or no variance, or, for the unbiased
+            estimator, all of its rows but one are alike.
     """
     _refuse_flawed_layers(layers, model_pairs)
     rows = [layer.rows for layer in layers]
     needs_gradient = any(layer.requires_grad for layer in rows)
-    if kernel == "linear" and not needs_gradient:
+    if kernel == "linear" and not needs_gradient:  # faster, but without gradients
         statistics = linear_statistics(rows, model_pairs)
     elif kernel == "linear":
         statistics = dense_statistics([layer @ layer.T for layer in rows], model_pairs)
@@ -280,6 +286,7 @@ def layer_hsics(
 
     hsics = all_hsics(statistics, estimator)
     if estimator == "unbiased":
+        # A layer whose HSIC with itself is no more than rounding has no variance to compare.
         rounding = statistics.rounding(model_pairs, rows[0].dtype)
         _refuse_flat(hsics, rounding, layers, model_pairs)
     if kernel == "rbf" or is_relative:
@@ -336,7 +343,8 @@ def hsics_within(
 ) -> dict[Pair, Float[Tensor, "l m"]]:
     """Return Σ_g n_g HSIC_g for every two layers, where HSIC_g compares the n_g rows of group g.
 
-    Shifting all rows of a group by the same vector changes nothing. The kernel is linear.
+    Rows of different groups are not compared, so shifting all rows of a group by the same vector
+    changes nothing. The kernel is linear.
 
     Args:
         layers: Layers with rows centred within their groups, in the order of the groups.
@@ -369,7 +377,7 @@ def hsics_within(
 def _in_feature_units(
     hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], model_pairs: ModelPairs
 ) -> dict[Pair, Tensor]:
-    """Return the HSICs of the layers as they were before their rows were divided by a scale.
+    """Return the HSICs that the layers have without the scales by which their rows were divided.
 
     The HSIC of two layers grows with the square of each layer's scale.
 

@@ -100,10 +100,11 @@ def plain_column(column: pd.Series, name: str) -> pd.Series:
 
 
 def plain_cell(cell: object) -> object:
-    """Return a cell of a table as a number, a name, or None if it is missing.
+    """Return a cell of a table in a form that pandas and NumPy know as a number or as missing.
 
-    Arrays and tensors without axes are the value that they hold. Exact numbers are whole numbers
-    of Python, or floats.
+    An array or tensor without axes becomes the value that it holds; a `Decimal` or `Fraction` an
+    int if it is whole, else a float; NaT, a Decimal that is NaN, and a masked value None. All
+    other cells, such as text, None and NaN, are returned as they are.
     """
     if isinstance(cell, np.ndarray | Tensor) and cell.ndim == 0:
         if cell is np.ma.masked:
@@ -119,9 +120,13 @@ def plain_cell(cell: object) -> object:
 
 
 def _int_or_float(number: Decimal | Fraction) -> int | float:
-    """Return an exact number as an int if it is whole, and else as the nearest float."""
+    """Return an exact number as an int if it is whole, else as the nearest float.
+
+    Numbers beyond the range of floats become ±∞ unless they are whole; so do whole Decimals of
+    more than `DIGITS_OF_FLOATS` digits.
+    """
     if isinstance(number, Decimal):
-        # One that is infinite, or beyond all floats, is no int, which could have any length.
+        # Otherwise a whole number such as 10^(10^9) would become an int of as many digits.
         if not number.is_finite() or abs(number.adjusted()) > DIGITS_OF_FLOATS:
             return float(number)
         number = Fraction(number)
@@ -136,9 +141,9 @@ def _int_or_float(number: Decimal | Fraction) -> int | float:
 def kind_of(column: pd.Series) -> str:
     """Return the kind of feature that the type and the values of a column imply.
 
-    - Columns of numbers, also as objects of Python, are "numeric". They are "continuous" if they
-      have at least `FEWEST_CONTINUOUS` distinct values, of which one has a fraction or is beyond
-      2^53.
+    - Columns of numbers, also as objects of Python, are "continuous" if they have at least
+      `FEWEST_CONTINUOUS` distinct values, one or more of which has a fraction or is beyond 2^53.
+      Otherwise they are "numeric".
     - Ordered categories are "ordinal".
     - All other columns are "nominal".
 
@@ -153,8 +158,8 @@ def kind_of(column: pd.Series) -> str:
 
     values = _as_floats(column.dropna())
     distinct = np.unique(_rounded_fractions(values[np.isfinite(values)]))
-    # Beyond 2^53 no float has a fraction, so nothing says whether it counts or measures; counts
-    # are smaller.
+    # A number with a fraction is a measurement and no count. Beyond 2^53 no float has a fraction,
+    # but numbers of that size are hardly counts.
     is_measurement = (distinct != np.round(distinct)) | (np.abs(distinct) > EXACT)
     if len(distinct) >= FEWEST_CONTINUOUS and is_measurement.any():
         return "continuous"
@@ -200,13 +205,15 @@ class FeatureColumns(NamedTuple):
     def of(cls, X: object, kinds: Kinds = "auto") -> FeatureColumns:
         """Return the names, kinds and levels of the features of a table.
 
-        A warning names the features that are taken for continuous although nobody asked for it.
+        A warning names the features that are taken for continuous because of their values,
+        although `kinds` does not say so.
 
         Args:
-            X: The table, (stimuli, features), in any form that `MLEM.fit` takes.
-            kinds: The kind of all features, a list with that of each, or those of some by name or
-                number. The others, and "auto", have the kind that their type and values imply. A
-                list of levels is an ordinal feature.
+            X: The table, (stimuli, features): a DataFrame, an array, a tensor or a list of lists.
+            kinds: The kind of all features, a list with that of each, or a mapping from the name
+                or the number of some to theirs. A kind is one of `KINDS`; a list of levels in
+                order, for an ordinal feature; or "auto", for the kind that the type and the values
+                of a feature imply. Features that a mapping lacks are "auto".
 
         Raises:
             ValueError: X is no table of features, or a kind does not fit it.
@@ -218,7 +225,7 @@ class FeatureColumns(NamedTuple):
 
         final_kinds = []
         levels_of_features = []
-        inferred_continuous = []  # their labels; nobody asked for this kind
+        inferred_continuous = []  # labels of features for which nobody asked for this kind
         for position, kind in enumerate(_kind_of_each(kinds, labels)):
             column = frame.iloc[:, position]
             label = labels[position]
@@ -302,8 +309,9 @@ class FeatureColumns(NamedTuple):
     def _check_same_features(self, frame: pd.DataFrame) -> None:
         """Raise a ValueError unless a table has the features that this object describes.
 
-        A table without names of features must have the same number of features. Their order is
-        then trusted, and a warning says so if this object has names.
+        The table must have as many features, and if both have names, the same names in the same
+        order. If only this object has names, a warning says that the order of the table is
+        trusted.
         """
         names = _names(frame)
         are_renamed = bool(names) and bool(self.names) and names != self.names
@@ -321,10 +329,12 @@ class FeatureColumns(NamedTuple):
 def level_of(value: float, levels: Sequence[Level] | None) -> Level | None:
     """Return the value of a table that a number stands for; None for NaN, a missing value.
 
+    Tables are read as numbers, in which a feature's levels, such as words, are numbered from 0.
+
     Args:
         value: The number, as `FeatureColumns.read` returned it.
-        levels: The levels of its feature, where number k stands for level k; None: the number is
-            the value itself.
+        levels: The levels of its feature, where number k stands for `levels[k]`; None: the number
+            is the value itself.
     """
     if np.isnan(value):
         return None
@@ -334,7 +344,7 @@ def level_of(value: float, levels: Sequence[Level] | None) -> Level | None:
 
 
 def cell_numbers(values: object, name: str) -> Int[Tensor, " n"]:
-    """Return a number for each row of a table, or value of a list: equal rows have equal numbers.
+    """Number the different rows of a table, or values of a list: equal rows get equal numbers.
 
     Numbers count from 0 in the order in which different rows first occur. Missing values are equal
     to each other.
@@ -374,7 +384,10 @@ def cell_numbers(values: object, name: str) -> Int[Tensor, " n"]:
 
 
 def _frame_of_values(values: object) -> pd.DataFrame:
-    """Return a table, an array, a tensor or a list as a DataFrame."""
+    """Return a DataFrame of a table, an array, a tensor, a list, a tuple or a range.
+
+    A list of single values, or an array with one axis, becomes one column.
+    """
     if isinstance(values, Tensor):
         if values.dtype == torch.bfloat16:  # which NumPy lacks
             values = values.float()
@@ -388,11 +401,12 @@ def _frame_of_values(values: object) -> pd.DataFrame:
 
 
 def _frame(X: object) -> tuple[pd.DataFrame, bool]:
-    """Return a table as a DataFrame, and whether its columns have types that say what values mean.
+    """Return a table as a DataFrame, and whether the types of its columns say what values mean.
 
-    The second result is False for an array or tensor of numbers, where a number may be a code of a
-    category; its columns become float64. In an array of text, columns that are all numbers are
-    read as numbers, and empty text and "nan" as missing values.
+    The second result is True for a DataFrame. It is False for an array, a tensor or a list of
+    lists that holds numbers alone, in which a number may be the code of a category; its columns
+    become float64. With text beside numbers it is True. In an array of text, columns that are all
+    numbers are read as numbers, and empty text and "nan" as missing values.
 
     Raises:
         ValueError: X is no table of two axes, is masked or huge, or has numbers that float64
@@ -430,7 +444,11 @@ def _frame(X: object) -> tuple[pd.DataFrame, bool]:
 
 
 def _plain_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table whose cells are numbers, names, or missing, see `plain_column`."""
+    """Return a table with each column in a form that NumPy and pandas know, by `plain_column`.
+
+    That is, numbers of other types, such as `Decimal`, become ints or floats. A table that needs
+    no change is returned itself.
+    """
     columns = [column for _, column in table.items()]
     plain_columns = []
     for column in columns:
@@ -464,7 +482,11 @@ def _check_columns(frame: pd.DataFrame) -> None:
 
 
 def _refuse_inexact_numbers(frame: pd.DataFrame) -> None:
-    """Raise a ValueError for numbers that float64 cannot hold: complex or beyond 2^53."""
+    """Raise a ValueError for numbers that float64 cannot hold: complex, or integers beyond 2^53.
+
+    Only columns whose type says that they hold such numbers are looked at, and not those of
+    Python objects.
+    """
     for label, column in frame.items():
         if pd.api.types.is_complex_dtype(column):
             raise ValueError(
@@ -504,7 +526,7 @@ def _as_numbers_if_possible(column: pd.Series) -> pd.Series:
 
 
 def _kind_of_each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
-    """Return the kind that the user asked for, for each feature; "auto" where they said nothing.
+    """Return for each feature the kind that the user asked for, or "auto" if they said nothing.
 
     Args:
         kinds: One kind for all features, a list with one for each, or a mapping from the name or
@@ -533,15 +555,16 @@ def _kind_of_each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
             )
     kind_of_each = []
     for position, label in enumerate(labels):
-        kind_of_each.append(by_feature.get(label, by_feature.get(position, "auto")))
+        kind_by_position = by_feature.get(position, "auto")
+        kind_of_each.append(by_feature.get(label, kind_by_position))  # a name goes first
     return kind_of_each
 
 
 def check_levels(levels: object, name: str) -> None:
     """Raise a ValueError unless `levels` is a list of different levels, at least one.
 
-    Levels that are written alike, such as 1 and "1", are not different. The name of a kind, which
-    may stand in place of levels, was recognised before.
+    Levels that are written alike, such as 1 and "1", are not different. A user may give the name
+    of a kind in place of levels; the caller has already handled these, so text is refused.
 
     Args:
         levels: The levels of an ordinal feature, in order.
@@ -559,6 +582,9 @@ def _kind_and_levels(
     column: pd.Series, kind: Kind, label: str, has_types: bool
 ) -> tuple[str, tuple[Level, ...] | None]:
     """Return the kind of a feature, and its levels in order, or None if its values are numbers.
+
+    The kind is the one that the user asked for, with two exceptions: "auto" is replaced by what
+    the values imply, and "numeric" by "continuous" if the values imply this and are all different.
 
     Args:
         column: Its values.
@@ -580,10 +606,10 @@ def _kind_and_levels(
         if kind_of_values == "numeric" and not has_types:
             final_kind = "nominal"
     if final_kind == "numeric" and kind_of_values == "continuous" and column.dropna().is_unique:
-        # A numeric feature says whether two rows are equal, and here no two rows are.
+        # A numeric feature may only tell whether values are equal, and here none are.
         final_kind = "continuous"
     if final_kind in NUMBER_KINDS or kind_of_values in NUMBER_KINDS:
-        return final_kind, None
+        return final_kind, None  # numbers, also those of a nominal feature, need no levels
 
     if final_kind == "ordinal" and kind_of_values != "ordinal":
         raise ValueError(
@@ -620,14 +646,14 @@ def _checked_levels(column: pd.Series, levels: Sequence[Level], label: str) -> t
 
 
 def _rounded_fractions(values: np.ndarray) -> np.ndarray:
-    """Return values with fractions rounded to 12 digits, so that 0.1 + 0.2 and 0.3 are equal.
+    """Return values with fractions rounded to 12 significant digits, so that 0.1 + 0.2 is 0.3.
 
     Whole numbers, infinities and NaN stay as they are.
     """
-    stays = (values == np.round(values)) | ~np.isfinite(values)
+    stays_exact = (values == np.round(values)) | ~np.isfinite(values)
     # By way of text, as `np.round` counts digits after the point and not significant ones.
     rounded = [float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in values]
-    return np.where(stays, values, rounded)
+    return np.where(stays_exact, values, rounded)
 
 
 def _read_numbers(column: pd.Series, kind: str, label: str) -> Float[Tensor, " n"]:
@@ -682,7 +708,7 @@ def _read_levels(
 
 
 def _levels_of_rows(column: pd.Series) -> list[Level | None]:
-    """Return the value of each row as text, bool or number of Python; None where it is missing."""
+    """Return the value of each row as text, bool or number of Python; None if it is missing."""
     levels: list[Level | None] = []
     for value, is_missing in zip(column, column.isna(), strict=True):
         if is_missing:

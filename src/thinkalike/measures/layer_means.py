@@ -190,23 +190,24 @@ class LayerMeans(Accumulator):
         rows: BatchRows,
         model_pairs: ModelPairs,
     ) -> dict[Pair, Float[Tensor, "a _ _"]]:
-        """Return the values of all rows, and then without each part of the documents.
+        """Return the values of all rows of a batch, and then without each part of the documents.
 
-        The first axis has a = 1 + `JACKKNIFE_PARTS` entries. For a ratio, values are its
-        numerators.
+        The first axis has a = 1 + `JACKKNIFE_PARTS` entries. If the measure is a ratio, such as
+        CKA, values are its numerators.
 
         Args:
-            measure: The measure, which compares rows of the same token only if rows have tokens.
-            layers: The layers as this measure prepared them.
+            measure: The measure of this batch. If rows have tokens, it only compares rows of the
+                same token.
+            layers: The layers as `measure` prepared them.
             rows: The rows that they were prepared from.
             model_pairs: The layers of each model, and which models are compared.
         """
         part_of_row = rows.documents % JACKKNIFE_PARTS
-        if measure.leaves_out_parts:
+        if measure.leaves_out_parts:  # it has a faster way than to compare all rows again
             sizes = sizes_of_parts(part_of_row)
             return measure.compare_leaving_out_parts(layers, model_pairs, sizes)
-        # The remaining rows are compared again. Their groups of one token are new ones, so this
-        # begins with `self.measure`, which is not restricted to groups yet.
+        # The rows that remain without a part are compared anew. `measure` has the groups of all
+        # rows, so for the groups of the remaining ones this takes `self.measure`, which has none.
         values_of_all = measure.compare_all(layers, model_pairs)
         without_parts = values_without_each_part(
             self.measure, part_of_row, rows, model_pairs, values_of_all
@@ -220,10 +221,10 @@ class LayerMeans(Accumulator):
     def _precedes_stored_nulls(self, number: int) -> bool:
         """Return whether a batch's number is below those of all batches whose null is stored.
 
-        The null distribution of a run is that of the batch with the lowest number, so that it does
-        not depend on the order in which batches come. Each entry of `self.moved`, of shape (1, 2),
-        has the number of a batch with a null, and how many of its documents were permuted.
+        A null is the values after documents were permuted. Only that of the batch with the lowest
+        number is used, so that it does not depend on the order in which batches come.
         """
+        # An entry (1, 2) has the number of a batch with a null, and how many documents were moved.
         return all(number < int(entry[0, 0]) for entry in self.moved)
 
     def compute(self) -> LayerPairEstimate:
@@ -235,17 +236,19 @@ class LayerMeans(Accumulator):
 
         A measure such as the HSIC grows with the size of the states. So that it stays within the
         range of floats, each layer was divided by its unit, a power of two, in each batch. Here
-        the values are multiplied by the units again, so that batches can be averaged. Layers whose
-        unit is too large or too small for that keep their largest unit of all batches; if ratios
-        are averaged, which no unit changes, they keep the unit of each batch.
+        the values are multiplied by the units again, so that batches can be averaged.
+
+        If the unit of a layer is too large or too small for that, its values stay divided by one
+        unit, the largest of all batches. If the ratios of batches are averaged, which do not
+        depend on units, they stay divided by the unit of each batch.
         """
         states = super().gathered()
         if not self.measure.has_units:
             return states
         units = states["units"]  # (batches, k), a unit for each of the k layers of both models
-        kept_if_extreme = units if self.averages_ratios else units.amax(0, keepdim=True)
-        is_extreme = kept_if_extreme.log2().abs() > MOST_ORDINARY_EXPONENT
-        remaining_units = kept_if_extreme.where(is_extreme, 1.0)
+        common_units = units if self.averages_ratios else units.amax(0, keepdim=True)
+        is_extreme = common_units.log2().abs() > MOST_ORDINARY_EXPONENT
+        remaining_units = common_units.where(is_extreme, 1.0)  # values stay divided by these
         # Values grow with the square of the size of each of their two layers, as HSIC does.
         factors = (units / remaining_units).square()[:, None]  # (batches, 1, k)
         states["values"] = states["values"] * factors[..., :, None] * factors[..., None, :]
@@ -255,11 +258,13 @@ class LayerMeans(Accumulator):
         """Return the arguments of a `LayerPairEstimate`: values with intervals, null, and counts.
 
         Args:
-            states: What is stored of all batches, by name: entry b of a tensor is that of batch b.
-                "null" and "used" are there only if the metric has a null, or groups of one token.
+            states: The tensors that were stored, by name, with an entry for each batch: "values",
+                "documents", which has one for each row instead, and others that the measure needs.
+                If there is a null by permutations, "null", "tested" and "moved"; if rows are
+                compared within groups of one token, "used".
         """
         depth = self.source_layers
-        # Every two of the l source and m target layers, (l + m, l + m).
+        # Of every two of the l source and m target layers, (l + m, l + m).
         joint = self._estimate(self.mean_values(states), states)
         across = joint[:depth, depth:]
         sizes = sizes_of_documents(states["documents"])
@@ -274,8 +279,8 @@ class LayerMeans(Accumulator):
             "effective": sizes["effective"],
         }
         if "null" in states:
-            # The null is that of the batch of lowest number that has one. "moved" has for each of
-            # these batches its number, and how many of its documents were permuted.
+            # "moved" has the number of each batch with a null, and how many of its documents were
+            # permuted. Of these batches, the null of the one with the lowest number is used.
             first_batch = int(states["moved"][:, 0].argmin())
             _, documents_moved = states["moved"][first_batch]
             arguments["chance"] = chance_of(
@@ -307,9 +312,9 @@ class LayerMeans(Accumulator):
     def mean_values(self, states: Mapping[str, Tensor]) -> Float[Tensor, "a k k"]:
         """Return the mean values over all batches, then those without each part of the documents.
 
-        Values are of every two of the k = l + m layers. Those without parts are left out, a = 1,
-        where the documents are too few for an interval, or where one of them is not finite because
-        the measure refused the remaining rows.
+        Values are of every two of the k = l + m layers of both models. Only the values of all
+        documents are returned, a = 1, if the documents are too few for an interval, or if a value
+        without a part is not finite, because the measure could not compare the remaining rows.
 
         Args:
             states: What is stored of all batches, by name: "values" (batches, 1 + parts, k, k),
@@ -334,18 +339,20 @@ class LayerMeans(Accumulator):
     def _estimate(self, values: Float[Tensor, "a k k"], states: Mapping[str, Tensor]) -> Estimate:
         """Return values with jackknife intervals over documents.
 
-        The bias that comes from the rows of a document depending on each other is subtracted where
-        it is known, or widens the interval where it was only estimated from random rows.
+        Rows of one document depend on each other, which biases the values. If this bias can be
+        computed from the values without parts of the documents, it is subtracted. If it was
+        estimated by leaving out random rows as well, as `states` tell, it widens the interval
+        instead.
 
         Args:
             values: The values of all rows, and then without each part of the documents.
-            states: What is stored of all batches, by name. "dependence" is there if the bias was
-                estimated.
+            states: What is stored of all batches, by name; "dependence" is that estimate.
         """
-        reference = self._expected_mean_of_replicates(values, states)
-        estimate = jackknife(values[0], values[1:], reference, is_drawn="dependence" in states)
+        expected_mean = self._expected_mean_of_replicates(values, states)
+        estimate = jackknife(values[0], values[1:], expected_mean, is_drawn="dependence" in states)
         if estimate.uncorrected is not None and self.measure.higher_is_closer:
-            # A correction must not make layers more similar than a layer is with itself, `best`.
+            # The correction must not make layers more similar than a layer is with itself, which
+            # has the value `best`, unless the uncorrected value is higher.
             highest = estimate.uncorrected.clamp(min=self.measure.best)
             estimate.value = torch.minimum(estimate.value, highest)
         return estimate
@@ -355,19 +362,20 @@ class LayerMeans(Accumulator):
     ) -> Float[Tensor, "k k"] | None:
         """Return the mean that the jackknife's replicates would have if rows were independent.
 
-        A replicate is the value without one part of the documents. The jackknife takes the
-        difference between the mean of the replicates and this mean as a bias, which comes from
-        the rows of a document depending on each other. None if the mean is not known.
+        A replicate is the value without one part of the documents. The jackknife subtracts this
+        expected mean from the mean of the replicates. The difference tells the bias of the value
+        that comes from rows of one document depending on each other. None if the expected mean is
+        not known.
 
         Args:
             values: The values of all rows, and then without each part of the documents.
-            states: What is stored of all batches, by name. "dependence", if there, has for every
-                fourth batch by how much leaving out documents moved the values more than leaving
-                out as many random rows.
+            states: What is stored of all batches, by name. "dependence", which not all measures
+                need, has for every fourth batch by how much leaving out documents changed the
+                values more than leaving out as many random rows.
         """
         if "dependence" in states and len(values) > 1:
             return values[1:].mean(0) - states["dependence"].mean(0)
-        if self.is_unbiased:
+        if self.is_unbiased:  # independent rows have the same expected value, however many remain
             return values[0]
         return None
 

@@ -72,10 +72,12 @@ class LayerPairEstimate(Estimate):
         rows_used: float | None = None,
         chance: Chance | None = None,
     ):
-        """Take over the values across the models, and store what is known beside them.
+        """Store a measure of the layer pairs of two models, and how it came about.
 
-        `within_source` and `within_target` are the values of each model's layers with each other.
-        `effective` is how many documents of equal length the documents are worth, and
+        `across` has the values, with intervals, of each source layer with each target layer, which
+        become those of this estimate. `within_source` and `within_target` are the values of each
+        model's layers with each other. `batches`, `documents` and `rows` are how many were
+        compared. `effective` is how many documents of equal length the documents are worth, and
         `fewest_effective` how many they must be worth for an interval. `rows_used` is the share of
         the rows that were in groups of one token, if rows are compared within such groups, and
         `chance` the null by permutations. What is None is not known, or was not measured.
@@ -104,11 +106,12 @@ class LayerPairEstimate(Estimate):
     def why_no_interval(self) -> str | None:
         """Why the documents are too few for an interval, in one sentence for users.
 
-        None if they are enough, or if it is not known how many of equal length they are worth.
+        What counts is how many documents of equal length they are worth. None if these are enough,
+        or if their number is not known.
         """
-        if self.effective is None or sample_size.has_interval(
-            self.effective, self.fewest_effective
-        ):
+        if self.effective is None:
+            return None
+        if sample_size.has_interval(self.effective, self.fewest_effective):
             return None
         return sample_size.why_no_interval(
             self.effective, self.documents, fewest=self.fewest_effective
@@ -117,16 +120,19 @@ class LayerPairEstimate(Estimate):
     def widest_interval(self) -> float:
         """Return the width of the widest interval of the values across and within the models.
 
-        It is ∞ where there are no intervals. A pair without a value, such as that of two different
-        layers for a measure that compares each layer with itself, has no interval to be wide.
+        It is ∞ if the documents are too few for intervals, or if no layer pair has a value. Pairs
+        whose value is NaN do not count, such as those of different layers for a measure that only
+        compares each layer with the same layer of the other model.
         """
         widths = []
         for estimate in (self, self.within_source, self.within_target):
             if estimate is not None:
                 has_value = ~estimate.value.isnan()
                 widths.append((estimate.high - estimate.low)[has_value])
-        of_all = torch.cat(widths)
-        return float(of_all.max()) if len(of_all) else math.inf
+        all_widths = torch.cat(widths)
+        if not len(all_widths):
+            return math.inf
+        return float(all_widths.max())
 
 
 def sizes_of_documents(documents: Int[Tensor, " n"]) -> SizesOfDocuments:

@@ -20,7 +20,12 @@ def measure_within_tokens(
 ) -> tuple[AnyMeasure, RowGroups | None]:
     """Return a measure that compares rows only with rows of the same token, and these groups.
 
-    If the rows have no tokens, the measure is returned unchanged, with None in place of groups.
+    Groups are the rows of one token, for each token that is frequent enough. If the rows have no
+    tokens, the measure is returned unchanged, with None in place of groups.
+
+    Args:
+        measure: The measure, which compares all rows with each other.
+        rows: The rows of a batch, with their tokens if these are known.
 
     Raises:
         ValueError: No token has as many rows as the measure needs.

@@ -102,16 +102,21 @@ def compare_units(
 ) -> UnitTest:
     """Test the hypothesis that two blocks were trained independently, by their hidden units.
 
-    Of wide blocks, only a sample of the source's units is matched at first, with all units of the
+    Units of the two blocks are matched by their weights. The test asks whether matched units have
+    the same position, or, for blocks of different sizes, the same order, more often than by
+    chance.
+
+    If the source has many units, at first only a sample of them is matched, with all units of the
     target. If the sample's p-value is below `P_TO_MATCH_ALL_UNITS`, all units are matched, and
-    their p-value is returned. It stays valid: a returned value below this threshold always comes
-    from all units, and for a larger one the sample's p-value was at most as large.
+    their p-value is returned instead. The result is a valid p-value: it is only below this
+    threshold if that of all units is, and only below a larger number if that of the sample is.
 
     Args:
         source: A vector for each of the u units of the first block, such as its input weights, in
             the residual stream that both models share.
         target: The same of the v units of the second block.
-        of_sample: The matching of the units `sample_of` the source, if it was computed before.
+        of_sample: The matching of the source's sampled units, those of `sample_of`, with the
+            target, if it was computed before.
     """
     sampled = sample_of(len(source))
     if of_sample is None:
@@ -125,7 +130,9 @@ def compare_units(
 
 
 def sample_of(units: int) -> Int[Tensor, " s"]:
-    """Return the positions of at most `SAMPLED_UNITS` units of a block, evenly spaced.
+    """Return the positions of at most `SAMPLED_UNITS` units of a block, nearly evenly spaced.
+
+    A block with fewer units has all of them sampled.
 
     Args:
         units: How many units the block has.
@@ -141,8 +148,9 @@ def match_units(
 ) -> Matching:
     """Match source units with target units that are each other's nearest by cosine.
 
-    Units that are zero, or that have two equally near partners, stay unmatched. An arbitrary
-    choice among them would depend on positions, and the test would no longer be exact.
+    Units whose vector is zero, or that have two equally near partners, stay unmatched. An
+    arbitrary choice among these would depend on the positions of units. The later test asks
+    whether matched units have the same position, and would no longer be exact.
 
     Args:
         source: A vector for each unit of the first block, such as its input or output weights.
@@ -150,8 +158,8 @@ def match_units(
         sampled: The positions of the source units that take part; all target units do.
     """
     if len(sampled) == 0 or len(target) == 0:
-        nothing = torch.zeros(0, dtype=torch.long)
-        return Matching(nothing, nothing)
+        no_units = torch.zeros(0, dtype=torch.long)
+        return Matching(no_units, no_units)
     source_directions = normalize(source[sampled], dim=1)
     target_directions = normalize(target, dim=1)
     matching = mutual_nearest(source_directions @ target_directions.T)
@@ -161,8 +169,11 @@ def match_units(
 def mutual_nearest(similarity: Float[Tensor, "s v"]) -> Matching:
     """Match each row with a column if each is most similar to the other.
 
-    A pair is left out if its similarity is 0, or if its row or its column has the same similarity
-    with another one.
+    A pair is left out if its similarity is 0, or if its row is equally similar to another column,
+    or its column to another row.
+
+    Args:
+        similarity: The similarity of each row unit with each column unit, such as a cosine.
     """
     nearest_column = similarity.argmax(1)  # of each row
     nearest_row = similarity.argmax(0)  # of each column
@@ -172,37 +183,42 @@ def mutual_nearest(similarity: Float[Tensor, "s v"]) -> Matching:
     rows = rows[is_mutual]
     columns = nearest_column[is_mutual]
     best = similarity[rows, columns]
-    is_only_in_row = (similarity[rows] == best[:, None]).sum(1) == 1
-    is_only_in_column = (similarity[:, columns] == best[None, :]).sum(0) == 1
-    is_clear = is_only_in_row & is_only_in_column & (best != 0)
+    has_no_tie_in_row = (similarity[rows] == best[:, None]).sum(1) == 1
+    has_no_tie_in_column = (similarity[:, columns] == best[None, :]).sum(0) == 1
+    is_clear = has_no_tie_in_row & has_no_tie_in_column & (best != 0)
     return Matching(rows[is_clear], columns[is_clear])
 
 
 def compare_heads(source: Float[Tensor, "n h d"], target: Float[Tensor, "m k d"]) -> UnitTest:
     """Test the hypothesis that two blocks were trained independently, by their attention heads.
 
-    Heads that are each other's most similar are matched. If the values of a head are rotated and
-    its output weights likewise, the model stays the same. So two heads with the output weights X
-    and Y, (h, d) and (k, d), are compared by ‖X Y'‖² / (‖X X'‖ ‖Y Y'‖) in [0, 1], the cosine of
-    X' X and Y' Y, which no rotation changes.
+    Heads of the two blocks that are each other's most similar are matched, without regard to their
+    positions. The test asks whether matched heads have the same position, or, for blocks with
+    different numbers of heads, the same order, more often than by chance.
+
+    If the values of a head are rotated and its output weights likewise, the model stays the same.
+    So two heads with the output weights X and Y, (h, d) and (k, d), are compared by
+    ‖X Y'‖² / (‖X X'‖ ‖Y Y'‖) in [0, 1], the cosine of X' X and Y' Y, which no rotation changes.
 
     Args:
-        source: The output weights of each of n heads, as h vectors in the stream.
+        source: The output weights of each of n heads, as h vectors in the residual stream.
         target: The same of the m heads of the second block, in the same stream.
     """
     products = torch.einsum("nhd,mkd->nmhk", source, target)  # X Y' of every two heads
-    source_sizes = (source @ source.mT).flatten(1).norm(dim=1)
-    target_sizes = (target @ target.mT).flatten(1).norm(dim=1)
+    source_sizes = (source @ source.mT).flatten(1).norm(dim=1)  # ‖X X'‖
+    target_sizes = (target @ target.mT).flatten(1).norm(dim=1)  # ‖Y Y'‖
     sizes = source_sizes[:, None] * target_sizes[None, :]  # (n, m)
     similarity = products.square().sum((2, 3)) / sizes.clamp(min=torch.finfo(sizes.dtype).tiny)
     matching = mutual_nearest(similarity)
-    return test_of_matching(matching, torch.arange(len(source)), len(source), len(target))
+    every_source_head = torch.arange(len(source))  # none is left out, as there are few
+    return test_of_matching(matching, every_source_head, len(source), len(target))
 
 
 def too_few_to_test(count: int, tests: int, level: float) -> bool:
-    """Return whether no order of units or heads could have a corrected p-value below a level.
+    """Return whether two blocks have too few units, or heads, for any p-value below a level.
 
-    Only one of n! orders of n units has all of them in place, so the least possible p-value is
+    The test counts the units of one block that have the same position in the other. Only one of
+    the n! orders of n units has all of them in place, so the least possible p-value is 1 / n!, and
     tests / n! after Bonferroni's correction.
 
     Args:
@@ -220,9 +236,10 @@ def test_of_matching(
     source_units: int,
     target_units: int,
 ) -> UnitTest:
-    """Return the test of how many matched units, or heads, are in place.
+    """Return the test of whether matched units, or heads, have the same positions in both blocks.
 
-    Blocks with different numbers of units have no common positions, so their order is tested.
+    Blocks with different numbers of units have no common positions, so the test is whether matched
+    units are in the same order.
 
     Args:
         matching: The matched units.
@@ -237,6 +254,9 @@ def test_of_matching(
 
 def _test_of_positions(matching: Matching, compared: int, units: int) -> UnitTest:
     """Return the test of how many units are matched with a unit in the same position.
+
+    The p-value is the probability of at least as many if units were in random order, as they are
+    in models that were trained independently.
 
     Args:
         matching: The matched units.
@@ -311,12 +331,12 @@ def _test_of_order(matching: Matching, compared: int) -> UnitTest:
 
 
 def inversions_of(positions: list[int]) -> int:
-    """Return how many pairs of a list of different positions are in falling order."""
+    """Return how many pairs in a list of different positions have the larger one first."""
     inversions = 0
     earlier: list[int] = []  # the positions before, in ascending order
     for position in positions:
         smaller_count = bisect_left(earlier, position)
-        inversions += len(earlier) - smaller_count
+        inversions += len(earlier) - smaller_count  # each larger one before makes an inversion
         earlier.insert(smaller_count, position)
     return inversions
 
@@ -334,15 +354,16 @@ def longest_increasing(positions: list[int]) -> int:
 def log_tail_of_inversions(inversions: int, matched: int) -> float:
     """Return log P(at most so many inversions) for a random order of m matched units.
 
-    Up to `EXACT_INVERSIONS` units it is exact. For more units the normal distribution stands in,
-    with a mean of m (m - 1) / 4 and a variance of m (m - 1) (2 m + 5) / 72; its tails are heavier
-    than the exact ones.
+    An inversion is a pair of units whose order is reversed. Up to `EXACT_INVERSIONS` units P is
+    exact. For more units it is that of the normal distribution with the same mean, m (m - 1) / 4,
+    and the same variance, m (m - 1) (2 m + 5) / 72. Its tails are heavier than the exact ones, so
+    P is not too small.
 
     Args:
         inversions: The number of inversions; log P is -∞ for a negative one.
         matched: The number m of matched units.
     """
-    most = matched * (matched - 1) // 2
+    most = matched * (matched - 1) // 2  # all pairs
     if inversions < 0:
         return -math.inf
     if inversions >= most:
@@ -350,9 +371,10 @@ def log_tail_of_inversions(inversions: int, matched: int) -> float:
     if matched <= EXACT_INVERSIONS:
         probabilities = distribution_of_inversions(matched)
         return math.log(float(probabilities[: inversions + 1].sum()))
+    mean = most / 2
     variance = matched * (matched - 1) * (2 * matched + 5) / 72
     # + 0.5: the continuity correction
-    return float(log_ndtr((inversions + 0.5 - most / 2) / math.sqrt(variance)))
+    return float(log_ndtr((inversions + 0.5 - mean) / math.sqrt(variance)))
 
 
 def distribution_of_inversions(matched: int) -> Float[Tensor, " k"]:
@@ -372,8 +394,9 @@ def stream_map(source: Float[Tensor, "t d"], target: Float[Tensor, "t e"]) -> Fl
 
     It is the Procrustes solution for the embeddings of the same t tokens in both models: M = U V'
     with U S V' the singular value decomposition of source' target, both centred. For different
-    widths it has orthonormal rows or columns. As it depends on embeddings alone, the test of
-    hidden units stays exact after it.
+    widths it has orthonormal rows or columns. It brings weights of both models into one stream, in
+    which a later test compares hidden units. It depends on embeddings alone and not on the order
+    of hidden units, so the p-values of that test stay exact.
 
     Args:
         source: The embedding of each token in the source.

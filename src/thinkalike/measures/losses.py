@@ -89,8 +89,8 @@ def token_loss(
 def _refuse_beyond_vocabulary(targets: Int[Tensor, "*n"], vocabulary: int) -> None:
     """Raise a ValueError if a target is no id of the vocabulary.
 
-    Targets on a GPU are not checked here, as each chunk would wait for the GPU; indexing by a
-    wrong id fails in torch.
+    Targets on a GPU are not checked, as this would make the CPU wait for the GPU. There, indexing
+    by a wrong id fails in torch.
 
     Args:
         targets: The ids of some tokens; there may be none.
@@ -223,19 +223,21 @@ def _losses_in_chunks(
 ) -> Tensor:
     """Return the loss of each state, (*k, n) for states (*k, n, d), differentiable once.
 
+    Logits are computed for a chunk of states at a time, to save memory.
+
     Args:
         states: The last residuals.
         finish: Maps them to logits: the final norm and the unembedding.
-        loss_of_chunk: Takes a slice of the n states to a function, which takes their
-            log-probabilities to their losses.
+        loss_of_chunk: Called with the slice of the n states that is the chunk. It returns a
+            function from the log-probabilities of these states to their losses.
         chunk: How many of the n states are computed at a time; None: depending on the size of the
             vocabulary.
     """
     chunk = chunk or logit_rows_per_chunk(states, finish)
-    # With gradients, these are computed chunk by chunk in the forward pass, so that no logits are
-    # kept for the backward pass.
     stacked = states.reshape(math.prod(states.shape[:-2]), *states.shape[-2:])  # (k, n, d)
     if torch.is_grad_enabled() and states.requires_grad:
+        # Gradients of the states are computed with the losses, in the forward pass. Otherwise the
+        # logits of all chunks would be kept for the backward pass.
         values = _ChunkedLoss.apply(stacked, finish, loss_of_chunk, chunk)  # type: ignore[no-untyped-call]
     else:
         with torch.no_grad():
@@ -274,7 +276,8 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *gradients_of_losses: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient (k, n, d) of the states; the remaining inputs have none.
 
-        Each loss depends on its own state only, so the chain rule is one product per state.
+        `forward` saved the gradient of each loss with respect to its state. A loss depends on no
+        other state, so the chain rule is one product for each state.
         """
         (gradient_of_states,) = ctx.saved_tensors  # (k, n, d)
         (gradient_of_losses,) = gradients_of_losses  # (k, n)
@@ -431,6 +434,11 @@ def _compare_outputs(
 def _top_and_log_probabilities(
     states: Float[Tensor, "m d"], finish: Finish
 ) -> tuple[Int[Tensor, " m"], Float[Tensor, "m v"]]:
-    """Return the most likely token of each state, and the log-probabilities of all tokens."""
+    """Return the most likely next token of each state, and the log-probabilities of all tokens.
+
+    Args:
+        states: The last residuals of m tokens.
+        finish: Maps them to logits over v tokens: the final norm and the unembedding.
+    """
     logits = logits_of(states, finish)
     return logits.argmax(-1), logits.log_softmax(-1)

@@ -93,18 +93,18 @@ def _judged_rows_decide_layer(
     squares: Float[Tensor, " n"],
     always_enough: float,
 ) -> bool:
-    """Return whether some long rows carry so much variance that they decide a layer.
+    """Return whether some long rows have so much variance that they decide how a layer compares.
 
-    Only these rows and the rows that are not long are compared; other long rows are left out. The
-    judged rows decide the layer if their share of the variance is above `DECISIVE_VARIANCE`, and
-    above `DECISIVE_CONCENTRATION` times their share of the rows.
+    They are judged beside the rows that are not long; other long rows are left out. They decide
+    the layer if their share of the variance is above `DECISIVE_VARIANCE`, and above
+    `DECISIVE_CONCENTRATION` times their share of the rows.
 
     Args:
-        judged: The long rows that are judged.
-        is_long: All long rows, those whose norm is far above the median.
+        judged: Which rows are judged, all of them long.
+        is_long: Which rows are long: those whose norm is far above the median.
         squares: The squared distance of each row from the mean of the rows that are not long.
-        always_enough: A share of the variance above which they decide the layer even if they are
-            many rows.
+        always_enough: A share of the variance above which they decide the layer in any case, even
+            if they are many rows; 1: there is no such share.
     """
     compared = judged | ~is_long
     share_of_rows = float(judged.sum() / compared.sum())

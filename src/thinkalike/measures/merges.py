@@ -44,9 +44,11 @@ def fit_merge(block: Float[Tensor, " n"], candidates: Float[Tensor, "k n"]) -> M
     (1 - Σ w_i)² is added to the objective, which makes it one of non-negative least squares
     (Lawson & Hanson 1974). Its solution is the same up to a scale, so it is divided by its sum.
 
-    A common origin from which k models were tuned independently is near their mean, too: it is
-    explained by 1 - 1/k if all moved equally far. So a merge must be explained by at least
-    1 - 1/(4 k), and by `LEAST_EXPLAINED`.
+    The share explained is 1 - ‖Σ w_i X_i - M‖² / min ‖X_i - M‖², by how much the mean is nearer
+    than the nearest single model. The block may also be the common origin from which the k models
+    were tuned independently, which is near their mean, too: then 1 - 1/k is explained if all moved
+    equally far. So for a merge at least 1 - 1/(4 k) must be explained, and `LEAST_EXPLAINED`, and
+    two models or more must have a weight.
 
     Args:
         block: The weights M of the block.

@@ -77,14 +77,15 @@ class CKAResult(LayerPairEstimate):
         """
         self._check_layer_pair("first", first)
         self._check_layer_pair("second", second)
-        (a, b), (c, d) = first, second
+        source, target = first
+        other_source, other_target = second
         # `_interval` subtracts the bias, so it takes values that still have it.
-        value = self.with_bias[..., a, b] - self.with_bias[..., c, d]
-        replicates = self.without[..., a, b] - self.without[..., c, d]
+        value = self.with_bias[source, target] - self.with_bias[other_source, other_target]
+        replicates = self.without[:, source, target] - self.without[:, other_source, other_target]
         return self._interval(value, replicates)
 
     def _check_layer_pair(self, name: str, pair: object) -> None:
-        """Raise a ValueError unless `pair` is a source layer and a target layer of these models.
+        """Raise a ValueError unless `pair` is the numbers of a source layer and a target layer.
 
         Args:
             name: What the error calls the argument.
@@ -127,8 +128,8 @@ class CKAResult(LayerPairEstimate):
     ) -> Estimate:
         """Return a value with its jackknife interval over documents, and without its bias.
 
-        The bias comes from the rows of a document depending on each other, and is subtracted if
-        the estimator has no other one.
+        The bias is that which rows of one document cause by depending on each other. It can only
+        be told from the replicates, and subtracted, if the estimator is otherwise unbiased.
 
         Args:
             value: The value of all documents.
@@ -136,14 +137,15 @@ class CKAResult(LayerPairEstimate):
         """
         expected_mean_of_replicates = None
         if self.is_unbiased:
-            # If rows were independent, values with and without a part had the same expectation.
+            # With independent rows, values with and without a part would be equal on average.
             expected_mean_of_replicates = value
         return jackknife(value, replicates, expected_mean_of_replicates)
 
     def convergence(self) -> Float[Tensor, "b l m"]:
         """Return the CKA of the first batch, of the first two batches, and so on to all b.
 
-        Entry i shows how far the value has settled after i + 1 batches.
+        Entry i shows how far the value has settled after i + 1 batches. The bias of dependent rows
+        is not subtracted.
         """
         depth = len(self.value)  # l
         batch_numbers = torch.arange(1, len(self.hsics) + 1, device=self.hsics.device)

@@ -108,7 +108,7 @@ def distinct_pairs(pairs: object) -> list[KeyPair]:
         pairs: Tuples (source layer, target layer), as a user gave them.
 
     Raises:
-        ValueError: It has something that is not a tuple of two, or nothing.
+        ValueError: `pairs` is empty, or has something that is not a tuple of two.
     """
     try:
         distinct = list(dict.fromkeys(pairs))  # type: ignore[call-overload]
@@ -135,10 +135,11 @@ class Moments:
     """
 
     def __init__(self, pairs: Iterable[KeyPair], both: bool = True):
-        """List the layers of both models, and the pairs of layers whose products are gathered.
+        """Begin sums of products of states, for fitting maps between layers of two models.
 
-        These are the given pairs, each source layer with itself and, if maps of both directions
-        are to be fitted (`both`), each target layer with itself.
+        Products are summed for the given pairs of a source layer and a target layer, for each
+        source layer with itself, and, if maps from target to source are to be fitted as well
+        (`both`), for each target layer with itself.
         """
         self.pairs = distinct_pairs(pairs)
         across = [(("source", source), ("target", target)) for source, target in self.pairs]
@@ -197,7 +198,7 @@ class Moments:
         self.n = total
 
     def _rows(self, sources: LayerStates, targets: LayerStates) -> dict[ModelKey, Tensor]:
-        """Return the states of each layer that occurs in a pair, in float64.
+        """Return the states of each layer of both models that maps are fitted for, in float64.
 
         Args:
             sources, targets: The states by layer, or in a list whose index is the layer.
@@ -208,6 +209,7 @@ class Moments:
         Raises:
             ValueError: A layer is missing, or layers differ in their number of rows.
         """
+        # `self._layers` has the layers of the pairs that this object was made for.
         sides = {"source": _by_key(sources), "target": _by_key(targets)}
         for side, layer in self._layers:
             if layer not in sides[side]:
@@ -225,7 +227,8 @@ class Moments:
     def of(self, pair: KeyPair) -> PairStatistics:
         """Return the number of rows, the means and the centred products of one layer pair.
 
-        Products of the target with itself are 0 if they were not gathered.
+        The products of the target layer with itself are 0 if this object was made without them,
+        for maps from source to target only.
 
         Raises:
             ValueError: There are fewer than two rows, the pair is unknown, or products overflow.
@@ -265,13 +268,13 @@ def _check_means(
 ) -> None:
     """Raise a ValueError if a state is not finite, or if a layer's width changed between batches.
 
-    Both are seen in the means: one state that is not finite makes the mean so.
+    Means are enough to see this: one state with NaN or ∞ makes the mean NaN or ∞.
 
     Args:
         means: The mean state of each layer in a new batch.
         means_before: The mean state of each layer in all earlier batches.
     """
-    # A single copy from the device, as each makes a GPU wait.
+    # One copy from the device for all layers, as each copy makes the CPU wait for a GPU.
     are_finite = torch.stack([mean.isfinite().all() for mean in means.values()]).tolist()
     for ((side, layer), mean), is_finite in zip(means.items(), are_finite, strict=True):
         before = means_before[side, layer]

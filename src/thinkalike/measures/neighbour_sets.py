@@ -26,9 +26,9 @@ def jaccard(
 ) -> Float[Tensor, ""]:
     """Return the mean Jaccard index of the k nearest neighbours of each row, in [0, 1].
 
-    It is 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, with S(i) the k rows of greatest cosine
-    similarity with row i (Klabunde et al. 2024, ReSi). Features with nothing in common give about
-    k / (2n). It has no gradient.
+    It is 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, with S(i) the k other rows of greatest
+    cosine similarity with row i (Klabunde et al. 2024, ReSi). Features with nothing in common give
+    about k / (2n). It has no gradient.
 
     Raises:
         ValueError: X and Y differ in n, n < k + 2, a value is not finite, a row is zero, or all
@@ -100,8 +100,9 @@ class SecondOrderCosine(OfNeighbours[Neighbours]):
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Neighbours:
         """Return the k nearest neighbours of each row, and the cosines of all pairs of rows."""
+        # `directions` and `nearest_rows` take groups of rows; here all rows are one group.
         single_group = RowGroups.whole(len(layer), layer.device)
-        unit_rows = directions(layer, single_group, name)
+        unit_rows = directions(layer, single_group, name)  # rows of norm 1
         cosines = unit_rows.new_empty(1, len(unit_rows), len(unit_rows))  # `nearest_rows` fills it
         neighbour_indices = nearest_rows(unit_rows[None], self.neighbours, cosines)[0]
         return Neighbours(neighbour_indices, _is_neighbour(neighbour_indices), cosines[0])

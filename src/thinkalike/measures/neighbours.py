@@ -245,7 +245,8 @@ def neighbour_indices_of(
 ) -> Int[Tensor, "kept k"]:
     """Return the k nearest neighbours of each row, as indices within its group, nearest first.
 
-    Rows are in the order of their groups; those of no group are left out.
+    They are the other rows of the group of greatest cosine similarity with the row. The result has
+    the rows that are in a group, group by group, as in `groups.order`; other rows are left out.
 
     Args:
         features: The states of one layer.
@@ -255,7 +256,7 @@ def neighbour_indices_of(
     """
     if groups is None:
         groups = RowGroups.whole(len(features), features.device)
-    unit_rows = directions(features, groups, name)
+    unit_rows = directions(features, groups, name)  # rows of norm 1, group by group
     nearest = []
     for units_of_groups in groups.split_by_size(unit_rows):  # (g, s, d)
         nearest.append(nearest_rows(units_of_groups, k).flatten(0, 1))
@@ -329,10 +330,17 @@ class MutualKNN(OfNeighbours[Tensor]):
     def compare(
         self, first: Int[Tensor, "kept k"], second: Int[Tensor, "kept k"]
     ) -> Float[Tensor, ""]:
-        """Return the share of neighbours that two layers have in common, in [0, 1]."""
+        """Return the share of neighbours that two layers have in common, in [0, 1].
+
+        Args:
+            first, second: The k neighbours of each row in either layer, as indices within its
+                group.
+        """
+        # Two models, 0 and 1, with one layer each, of which 0 is compared with 1.
         model_pairs = ModelPairs([[0], [1]], [(0, 1)])
-        shares = MutualKNN.compare_all(self, [first, second], model_pairs)  # may be overridden
-        return shares[0, 1][0, 0]
+        # Not `self.compare_all`, as that of a subclass may call `compare`.
+        shares = MutualKNN.compare_all(self, [first, second], model_pairs)
+        return shares[0, 1][0, 0]  # for models 0 and 1, of the only layer of each
 
     def reordered(
         self, prepared: Int[Tensor, "kept k"], order: Int[Tensor, " n"]
@@ -386,7 +394,10 @@ class MutualKNN(OfNeighbours[Tensor]):
         return MutualKNN(self.neighbours, groups)
 
     def similarities(self, prepared: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:
-        """Return which rows of a group are neighbours of each other.
+        """Return, for each group of rows, how much its rows are neighbours of each other.
+
+        Args:
+            prepared: The k neighbours of each row in one layer, as indices within its group.
 
         Returns:
             For each group size s, a symmetric matrix for each of its g groups, (g, s, s). An entry

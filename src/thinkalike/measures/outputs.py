@@ -64,22 +64,23 @@ class _Outputs(NamedTuple):
     name: str
 
 
-def _refuse_flawed(largest: Float[Tensor, "..."], name: str) -> None:
+def _refuse_flawed(row_values: Float[Tensor, "..."], name: str) -> None:
     """Raise a ValueError if a logit is NaN or +∞, or if all logits of a row are -∞.
 
     Args:
-        largest: The largest logit of each row, which is not finite in just these cases, or another
-            number for which this is so.
+        row_values: A number for each row that is not finite in just these cases: its largest
+            logit, or the sum of the exponentials of its logits less the largest one.
         name: What the error calls the outputs.
     """
-    if not largest.isfinite().all():
+    if not row_values.isfinite().all():
         raise ValueError(f"{name}: a logit is NaN or +inf, or all those of a row are -inf")
 
 
 def _check_same_vocabulary(source: _Outputs, target: _Outputs) -> None:
     """Raise a ValueError if the outputs of two models have different numbers of logits.
 
-    Only logits over one vocabulary can be compared entry by entry.
+    Only logits over the same vocabulary can be compared entry by entry; its size is all that is
+    known here.
     """
     if source.vocabulary != target.vocabulary:
         raise ValueError(
@@ -213,11 +214,12 @@ class MeanOfRows(LayerMeasure[_Outputs]):
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
         """Return the mean over all rows, and then over the rows that remain without each part.
 
-        For each pair of models it has the shape (1 + parts, l, m). It is NaN if no row remains.
+        A jackknife takes these 1 + parts means, (1 + parts, l, m) for each pair of models. A mean
+        is NaN if no row remains.
 
         Args:
             layers: The distinct outputs of all models.
-            model_pairs: Which of them each model has, and which models are compared.
+            model_pairs: Which of these outputs each model has, and which models are compared.
             sizes: How many rows each part has; the parts follow one another.
         """
 
@@ -230,7 +232,7 @@ class MeanOfRows(LayerMeasure[_Outputs]):
 
         sums = compare_one_by_one(sums_without_parts, layers, model_pairs, self.is_symmetric)
         row_count = sum(sizes)
-        counts = [row_count, *(row_count - size for size in sizes)]
+        counts = [row_count, *(row_count - size for size in sizes)]  # of all rows, without a part
         means = {}
         for pair, pair_sums in sums.items():  # (l, m, 1 + parts)
             row_counts = pair_sums.new_tensor(counts)[:, None, None]
@@ -279,12 +281,12 @@ class Disagreement(MeanOfRows):
         """
         if layer.is_cpu:
             # NumPy compares with vector instructions, in a fifth of the time
-            largest = torch.from_numpy(np.argmax(layer.detach().numpy(), 1))
+            most_likely = torch.from_numpy(np.argmax(layer.detach().numpy(), 1))
         else:
-            largest = layer.argmax(1)
-        # NaN is found, too: it counts as larger than all numbers
-        _refuse_flawed(layer.gather(1, largest[:, None]), name)
-        return _Outputs(largest, layer.shape[1], name)
+            most_likely = layer.argmax(1)
+        largest_logits = layer.gather(1, most_likely[:, None])  # NaN counts as the largest
+        _refuse_flawed(largest_logits, name)
+        return _Outputs(most_likely, layer.shape[1], name)
 
     def of_rows(self, first: _Outputs, second: _Outputs) -> Float[Tensor, " n"]:
         """Return 1 for each row whose most likely token differs, else 0."""

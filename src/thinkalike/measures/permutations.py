@@ -66,9 +66,9 @@ def permuted_within(
 def balanced_rows(documents: Int[Tensor, " n"]) -> Int[Tensor, "d m"]:
     """Return the indices of the first m rows of each document that has at least m rows, (d, m).
 
-    The d documents are then of equal length, and so exchangeable. m is chosen such that at least
-    `FEWEST_GROUPS` = 8 documents remain, and among these m the one for which the most rows d m
-    remain. If there are fewer than 8 documents, all of them remain.
+    The d documents are then of equal length, and so exchangeable. At least `FEWEST_GROUPS` = 8
+    documents must remain, or all if there are fewer. Of all lengths m for which this is so, the
+    one is chosen that leaves the most rows, d m.
 
     Args:
         documents: The number of the document of each row.
@@ -81,7 +81,7 @@ def balanced_rows(documents: Int[Tensor, " n"]) -> Int[Tensor, "d m"]:
     sizes = counts.sort(descending=True).values
     rows_remaining = torch.arange(1, len(sizes) + 1, device=sizes.device) * sizes
     fewest_documents = min(FEWEST_GROUPS, len(sizes))
-    rows_remaining[: fewest_documents - 1] = 0
+    rows_remaining[: fewest_documents - 1] = 0  # entry i is of d = i + 1
     rows_per_document = int(sizes[rows_remaining.argmax()])  # m
 
     order = document_of_row.argsort(stable=True)  # rows document by document

@@ -18,7 +18,7 @@ def power_of_two_unit(
 ) -> Float[Tensor, "*l"]:
     """Return the greatest power of two up to the largest absolute value, or ½ if all values are 0.
 
-    Dividing by it brings values into range without rounding.
+    Dividing values by it makes the largest about 1, without rounding any.
 
     Args:
         features: The values.

@@ -126,10 +126,13 @@ class ResidualStates:
     def of(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
         """Return states minus what their word, its position and the earlier tokens predict.
 
-        Only rows whose word occurs often enough are returned, in float64: those whose numbers are
-        in `rows`, in this order. If there are covariates, the result is also divided by the
-        largest absolute entry that the states have after the means of word and position were
-        subtracted.
+        The means of the word and of its position are subtracted first, and then what a regression
+        on the covariates, functions of earlier tokens and of positions, predicts of the rest. The
+        latter also divides all states by the largest absolute entry of this rest. Without
+        covariates only the means are subtracted.
+
+        Only rows whose word occurs often enough are returned, in float64. The attribute `rows` has
+        their indices among the n rows, in the order of the result.
         """
         without_means = self._without_means(states)
         if self._covariate_predictor is None:
@@ -152,9 +155,10 @@ class ResidualStates:
     def _without_means(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
         """Return the compared states less the effects of their word and of their position.
 
-        Both effects are means, fitted together by least squares within each fold of documents. As
-        maps are later fitted on some folds and evaluated on another, no mean may contain states of
-        two folds. The rows come in the order of `self.rows`, fold by fold.
+        Both effects are means, fitted together by least squares within each fold of documents.
+        Maps between models are later fitted on some folds and evaluated on another, so no mean may
+        be taken over states of two folds. Only rows whose word occurs often enough in their fold
+        are returned, in the order of `self.rows`, fold by fold.
         """
         residuals = []
         for rows, groups_of_words in self._folds:
@@ -178,10 +182,13 @@ def fewest_rows(width: int, covariates: int) -> int:
 
 
 def principal_components(states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
-    """Return each row's coordinates along the k leading principal directions of centred states.
+    """Return each row's coordinates along the k leading principal directions of the states.
 
     k is `COMPONENTS_OF_BAG`, or d for narrower states. All coordinates are divided by one number,
     so that the mean over rows of Σ coordinate² is 1; states that are all 0 stay 0.
+
+    Args:
+        states: States whose mean was subtracted already.
     """
     # Eigenvalues rise, so that the last eigenvectors are the leading directions.
     directions = torch.linalg.eigh(states.T @ states).eigenvectors[:, -COMPONENTS_OF_BAG:]

@@ -35,12 +35,15 @@ FEWEST_FOLDS = 3
 def fold_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     """Return the fold, 0..`FOLDS` - 1, of each row, such that no document is in two folds.
 
+    Documents are divided into `JACKKNIFE_PARTS` parts, by the last digits of their numbers. The
+    jackknife leaves out a part at a time, so each fold is made of whole parts.
+
     Args:
         documents: A number for the document of each row. With the numbers that `numbered_by_part`
             gives documents, folds have nearly equal sizes.
     """
-    part = documents % JACKKNIFE_PARTS  # the part that the jackknife leaves out
-    return part % FOLDS  # whole parts make up each fold
+    part = documents % JACKKNIFE_PARTS
+    return part % FOLDS
 
 
 class _FoldStates(NamedTuple):
@@ -107,15 +110,16 @@ class HeldOut:
     def shares(self) -> Float[Tensor, " replicates"]:
         """R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖² of all documents, then without each part of them.
 
-        It is 0 for constant states. There are no values without parts, only the first one, if the
-        documents are too few for an interval.
+        ŷ is what a map that was fitted on other documents predicts of the states y, and ȳ the mean
+        of y in these documents. R² is 0 if y is constant. If the documents are too few for an
+        interval, there is only the value of all documents.
         """
         total = self.sums.sum(0)[None]  # (1, 2)
         totals = torch.cat([total, without_parts(self.sums, self.documents)])  # (replicates, 2)
         residual_squares, total_squares = totals.unbind(1)
         smallest = torch.finfo(total_squares.dtype).tiny
-        share_left = residual_squares / total_squares.clamp(min=smallest)
-        return torch.where(total_squares > 0, 1 - share_left, 0.0)
+        unexplained = residual_squares / total_squares.clamp(min=smallest)
+        return torch.where(total_squares > 0, 1 - unexplained, 0.0)
 
 
 class Predictor:
@@ -141,7 +145,12 @@ class Predictor:
 
     @takes_arrays
     def __init__(self, x: Float[Tensor, "n d"], documents: Int[Tensor, " n"]):
-        """Check the states and the documents, and decompose the states outside of each fold."""
+        """Prepare n states x for predicting other states of the same rows by ridge regression.
+
+        `documents` has the document of each row. Documents are divided into folds, and each fold
+        is predicted by a regression on the rows outside of it. The eigenvectors that this needs of
+        the states outside are computed here, once for all states that are predicted later.
+        """
         self.documents = documents.long()
         self.states = _of_unit_size(x)
         if len(self.documents) != len(x):
@@ -174,11 +183,14 @@ class Predictor:
 
     @takes_arrays
     def of(self, y: Float[Tensor, "n e"]) -> HeldOut:
-        """Return how well y, states of the same rows, is predicted on held-out documents.
+        """Return how well x predicts y, states of the same rows, on held-out documents.
+
+        The result has, for each part of the documents, the two sums of squares that give R².
 
         Raises:
             ValueError: y has another number of rows, or a state is not finite.
         """
+        # For each part of the documents that the jackknife leaves out, Σ ‖y - ŷ‖² and Σ ‖y - ȳ‖².
         sums = torch.zeros(JACKKNIFE_PARTS, 2, dtype=torch.float64)
         for fold in self._residuals_of_folds(_of_unit_size(y)):
             residual_squares = fold.residuals.square().sum(1)
@@ -205,10 +217,12 @@ class Predictor:
         return residuals
 
     def _residuals_of_folds(self, y: Float[Tensor, "n e"]) -> Iterator[_FoldResiduals]:
-        """Yield for each fold the residuals of its rows, and their deviations from the mean.
+        """Yield for each fold of documents how well the states x predict y on its rows.
 
-        They are predicted by a ridge regression on the rows outside of the fold. Its penalty is
-        the one that predicts the other folds best.
+        The prediction ŷ is that of a ridge regression on the rows outside of the fold. Its penalty
+        is the one with which the regressions of all *other* folds predict best, so that the rows
+        of a fold have no say in it. Residuals are y - ŷ, and deviations y - ȳ, with ȳ the mean of
+        the rows outside.
 
         Raises:
             ValueError: y has a different number of rows than x.
@@ -221,10 +235,11 @@ class Predictor:
         fits = self._fits(y)
         for index, (fold, fit) in enumerate(zip(self._folds, fits, strict=True)):
             other_fits = [*fits[:index], *fits[index + 1 :]]
+            # how much each penalty predicts better than the mean, on each other fold
             gains = torch.stack([other_fit.gains for other_fit in other_fits])
             penalty = best_penalty(gains, fit.penalties)
-            # The states are in the eigenbasis of Σ (x - x̄)(x - x̄)' over the rows outside, where
-            # ridge regression divides by the eigenvalues plus the penalty.
+            # `fold.states` are in the eigenbasis of Σ (x - x̄)(x - x̄)' over the rows outside, in
+            # which ridge regression divides by the eigenvalues plus the penalty.
             shrunk_states = fold.states / (fold.basis.values + penalty)
             predicted_deviations = shrunk_states @ fit.fitted  # ŷ - ȳ
             yield _FoldResiduals(fold.rows, fit.deviations - predicted_deviations, fit.deviations)
@@ -264,8 +279,11 @@ class Predictor:
 def both_ways(first: Predictor, second: Predictor) -> Float[Tensor, "2 replicates"]:
     """Return the held-out R² with which the first states predict the second, and in reverse.
 
-    Each direction has the R² of all documents, and then its jackknife replicates: the R² without
-    each part of the documents.
+    Each row, a direction, has the R² of all documents, and then its jackknife replicates: the R²
+    without each part of the documents, if there are enough documents.
+
+    Args:
+        first, second: Ridge predictors from the states of the same rows in two layers.
     """
     return torch.stack([first.of(second.states).shares, second.of(first.states).shares])
 

@@ -44,11 +44,13 @@ class Basis(NamedTuple):
 
         Args:
             products: The matrix Σ (x - x̄)(x - x̄)' over some rows.
-            rows: How many rows these are. At most as many eigenvectors are returned, namely those
-                with the largest eigenvalues. None: all d.
+            rows: How many rows these are. n rows have at most n directions of variance, so only
+                the n largest eigenvalues are returned. None: all d are.
         """
-        values, vectors = torch.linalg.eigh(products)
-        rank = min(rows or len(values), len(values))  # further eigenvalues are only rounding
+        values, vectors = torch.linalg.eigh(products)  # values in rising order
+        rank = len(values)
+        if rows:
+            rank = min(rows, len(values))  # further eigenvalues are only rounding
         return cls(values[-rank:].clamp(min=0), vectors[:, -rank:])
 
     @property
@@ -57,10 +59,12 @@ class Basis(NamedTuple):
 
         It is the number of rows times the mean variance of a dimension. Penalties are multiples of
         it, so that they do not depend on the scale of the states. For constant states it is the
-        smallest number above 0.
+        smallest normal float, so that it is never 0.
         """
         smallest = torch.finfo(self.values.dtype).tiny
-        return (self.values.sum() / len(self.vectors)).clamp(min=smallest)
+        width = len(self.vectors)
+        # The eigenvalues sum to Σ ‖x - x̄‖².
+        return (self.values.sum() / width).clamp(min=smallest)
 
 
 def gains_of_penalties(
@@ -70,21 +74,22 @@ def gains_of_penalties(
     across: Float[Tensor, "d e"],
     products: Float[Tensor, "d d"],
 ) -> Float[Tensor, " p"]:
-    """Return how much the ridge map of each penalty predicts better than 0 on other rows.
+    """Return by how much the ridge map of each penalty beats the prediction 0 on held-out rows.
 
-    For the map W of a penalty λ the gain is Σ ‖y‖² - Σ ‖y - W x‖² over rows that W was not fitted
-    on. In the basis V of the eigenvectors of Σ x x' over the rows to fit on, with eigenvalues v,
-    W = (V' Σ x y')' diag(1 / (v + λ)) V'.
+    For the map W of a penalty λ the gain is Σ ‖y‖² - Σ ‖y - W x‖², over rows that W was not fitted
+    on. Only sums over rows are needed. With V the eigenvectors of Σ x x' over the rows that W was
+    fitted on, and v their eigenvalues, W = (V' Σ x y')' diag(1 / (v + λ)) V'.
 
     Args:
         values: The eigenvalues v.
         penalties: The penalties λ.
-        fitted: V' Σ x y' over the rows to fit on.
-        across: V' Σ x y' over the other rows.
-        products: V' Σ x x' V over the other rows.
+        fitted: V' Σ x y' over the rows that the maps are fitted on.
+        across: V' Σ x y' over the held-out rows.
+        products: V' Σ x x' V over the held-out rows.
     """
     shrinkage = 1 / (values + penalties[:, None])  # (p, d)
-    # With F = fitted, D = diag(shrinkage): 2 tr(F' D across) - tr(F' D products D F).
+    # With F = fitted and D = diag(shrinkage), the gain is
+    # 2 Σ y' W x - Σ ‖W x‖² = 2 tr(F' D across) - tr(F' D products D F).
     linear = (fitted * across).sum(1)  # (d,)
     quadratic = (fitted @ fitted.T) * products  # (d, d)
     return 2 * shrinkage @ linear - ((shrinkage @ quadratic) * shrinkage).sum(1)
@@ -93,19 +98,19 @@ def gains_of_penalties(
 def best_penalty(gains: Float[Tensor, "k p"], penalties: Float[Tensor, " p"]) -> Float[Tensor, ""]:
     """Return the ridge penalty whose maps predict k held-out parts of the documents best.
 
-    It is ∞, which gives the map 0, unless the mean gain over the parts is above about one standard
-    error (`FEWEST_STANDARD_ERRORS`).
+    It is the one with the largest gain in all parts together. If its mean gain over the parts is
+    not above `FEWEST_STANDARD_ERRORS`, about one, of its standard errors, the penalty ∞ is
+    returned, which makes the map 0.
 
     Args:
-        gains: How much better than the mean the map of each penalty predicts each part, as a
-            difference of sums of squares.
-        penalties: The penalties.
+        gains: For each part and penalty, by how much the squared error of the map on the part is
+            below that of predicting the mean.
+        penalties: The p penalties that were tried.
     """
-    # Selected by tensors, as a number of Python would make a GPU wait.
+    # The index stays a tensor: as a number of Python it would make a GPU wait.
     index_of_best = gains.sum(0).argmax(keepdim=True)
     best = penalties.index_select(0, index_of_best)[0]
     gain_of_parts = gains.index_select(1, index_of_best)[:, 0]  # (k,)
-    # about one standard error of the mean gain
     least_gain = FEWEST_STANDARD_ERRORS * gain_of_parts.std() / len(gain_of_parts) ** 0.5
     is_significant = gain_of_parts.mean() > least_gain
     return torch.where(is_significant, best, math.inf)

@@ -32,7 +32,10 @@ class BothDirections(NamedTuple):
     psi: AffineMap
 
     def unexplained(self, x_to_y: PairStatistics) -> Unexplained:
-        """Return the shares of variance that φ, ψ, ψ ∘ φ and φ ∘ ψ leave unexplained in some rows.
+        """Return the shares of variance that the maps leave unexplained in some rows.
+
+        They are those of φ, which predicts y from x, and of ψ, which predicts x from y; and those
+        of the round trips ψ ∘ φ, from x back to x, and φ ∘ ψ, from y back to y.
 
         Args:
             x_to_y: The statistics of these rows, with x as the source and y as the target.
@@ -54,10 +57,10 @@ def _source_to_itself(statistics: PairStatistics) -> PairStatistics:
 def both_directions(x_to_y: PairStatistics, ridge: float = RIDGE) -> BothDirections:
     """Return φ: x → y and ψ: y → x, by ridge regression with a bias.
 
-    φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖². λ is the ridge times the mean of the diagonal of
-    Σ(x - x̄)(x - x̄)', so that scaling x or y changes W by the same factors only. ψ is fitted
-    likewise with x and y exchanged. It is not the inverse of φ, which would blow up what φ does
-    not explain of y.
+    φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖². The penalty λ is the ridge times the mean of the
+    diagonal of Σ(x - x̄)(x - x̄)', so that the fit does not depend on the units of x and y. ψ is
+    fitted likewise with x and y exchanged. It is not the inverse of φ, which would amplify what φ
+    does not explain of y.
 
     Args:
         x_to_y: The statistics of the rows to fit on, as `Moments.of` a layer pair.

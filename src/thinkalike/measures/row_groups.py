@@ -32,18 +32,21 @@ def common_dtype(features: Iterable[Tensor]) -> torch.dtype:
 
 
 def all_alike(
-    spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: torch.dtype
+    squared_distance: Float[Tensor, "*b"], squared_mean: Float[Tensor, "*b"], dtype: torch.dtype
 ) -> Bool[Tensor, "*b"]:
-    """Return whether rows differ from their mean by no more than rounding.
+    """Return whether rows are the same, that is, differ from their mean by no more than rounding.
 
-    Rounding is relative to the norm of the mean, as it was subtracted from numbers of that size.
+    The mean was subtracted from numbers of about its own size, so rounding is relative to its
+    norm.
 
     Args:
-        spread: The (mean) squared distance of rows from their mean.
-        offset: The squared norm of that mean.
-        dtype: The dtype of the rows.
+        squared_distance: The squared distance of a row from the mean, or the mean of several of
+            these.
+        squared_mean: The squared norm of the mean.
+        dtype: The dtype of the rows, which decides how large rounding is.
     """
-    return spread <= (SUM_ROUNDING * torch.finfo(dtype).eps) ** 2 * offset
+    rounding = SUM_ROUNDING * torch.finfo(dtype).eps  # as a share of the norm
+    return squared_distance <= rounding**2 * squared_mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +88,7 @@ class RowGroups:
     def of(
         cls, tokens: Annotated[Int[Tensor, " n"], Within(fewest=1)], fewest: Count
     ) -> RowGroups:
-        """Return the groups of rows with the same token.
+        """Return the groups of rows with the same token, sorted by their size.
 
         Args:
             tokens: The token of each row.
@@ -94,9 +97,10 @@ class RowGroups:
         Raises:
             ValueError: No token has enough rows.
         """
-        # The number of each row's token among the different ones, and how often each occurs.
+        # The index of each row's token among the different tokens, and how often each of these
+        # occurs.
         _, token_of_row, occurrences = tokens.unique(return_inverse=True, return_counts=True)
-        # The different sizes of groups, and how many groups have each.
+        # The different sizes of groups, and how many groups have each size.
         sizes, group_counts = occurrences[occurrences >= fewest].unique(return_counts=True)
         if not len(sizes):
             raise ValueError(
@@ -121,11 +125,13 @@ class RowGroups:
     def split_by_size(
         self, rows: Shaped[Tensor, " kept *d"]
     ) -> Iterator[Shaped[Tensor, "g s *d"]]:
-        """Yield for each size s of groups the rows of its g groups, as a view (g, s, *d).
+        """Yield, for each size s that groups have, the rows of all g groups of this size.
+
+        The result is a view, (g, s, *d), so that it can be changed in place.
 
         Args:
-            rows: A value for each row that is in a group. The rows of a group stand side by side,
-                in the order that the attribute `order` has.
+            rows: A number or a vector for each row that is in a group, in the order of the
+                attribute `order`: that of small groups first, and within these group by group.
         """
         start = 0
         for group_count, size in self.counts_and_sizes:
@@ -178,11 +184,12 @@ class RowGroups:
     def _position_effects(self, positions: Int[Tensor, " n"]) -> _PositionEffects:
         """Return what a regression of rows on the indicators of their positions needs.
 
-        Let column p of Z be 1 in the rows at position p, else 0, less its mean within each group.
-        Then Z'Z = Σ_g (diag(n_g) - n_g n_g' / s) over groups g of s rows, with n_g how often each
-        position occurs in the group. Its pseudo-inverse is returned, with the index of each row's
-        position. The last result is kept for the next layer: it is returned again if `positions`
-        is the same tensor object.
+        The regression is on a matrix Z with a column for each position, which is 1 in the rows at
+        this position, else 0, less its mean within each group. It needs the pseudo-inverse of
+        Z'Z = Σ_g (diag(n_g) - n_g n_g' / s), a sum over groups g of s rows, with n_g how often
+        each position occurs in the group. This is returned, with the index of each row's position
+        among the different ones. The last result is stored for the next layer, and is returned
+        again if `positions` is the same tensor object.
 
         Args:
             positions: The position of each row of the batch.

@@ -70,7 +70,8 @@ def rows_of(
 def indices_where(mask: Shaped[Tensor, " ..."]) -> Int[Tensor, " kept"]:
     """Return the flat indices at which a mask is True, in rising order: the tokens that count.
 
-    They are computed once for all layers, as indexing by a mask makes a GPU wait each time.
+    Layers are then indexed by these numbers and not by the mask, which would make the CPU wait for
+    a GPU each time.
 
     Raises:
         ValueError: The mask does not hold True and False.

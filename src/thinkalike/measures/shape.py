@@ -17,10 +17,10 @@ def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Flo
     """Return arccos(‖X'Y‖_* / (‖X‖ ‖Y‖)) of centred features, in radians, in [0, π/2].
 
     ‖X'Y‖_*, the sum of the singular values, is the largest tr(Q'X'Y) of any rotation or reflection
-    Q, so 0 is the same up to rotation, reflection, shift and scale (Williams et al. 2021,
-    "Generalized shape metrics on neural representations", the angular metric). It is a metric, is
-    computed in float64 and differentiable where it is above 0. With n rows in d ≥ n dimensions
-    even noise is near: compare it with its null.
+    Q. So the distance is 0 for features that are the same up to rotation, reflection, shift and
+    scale (Williams et al. 2021, "Generalized shape metrics on neural representations", the angular
+    metric). It is a metric, is computed in float64 and differentiable where it is above 0. For n
+    rows in d ≥ n dimensions it is small even for unrelated features: compare it with its null.
 
     Raises:
         ValueError: n differs between the sides or is 1, a value is not finite, or all rows of a
@@ -61,10 +61,11 @@ class Procrustes(LayerMeasure[Tensor]):
     in_benchmarks = True
 
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n _"]:
-        """Return centred rows of Frobenius norm 1; if d > n, their coordinates in n dimensions.
+        """Return the layer with its rows centred and a Frobenius norm of 1.
 
-        With gradients, all d dimensions remain. Layers are compared by the singular values of X'Y,
-        which these coordinates do not change.
+        If d > n, rows are expressed in n dimensions, to save time; if gradients are needed, all d
+        dimensions remain. Layers are compared by the singular values of X'Y, which this does not
+        change.
         """
         rows = centred_rows(layer, name)
         if rows.shape[1] > len(rows) and not rows.requires_grad:
@@ -77,6 +78,9 @@ class Procrustes(LayerMeasure[Tensor]):
     def compare(
         self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]
     ) -> Float[Tensor, ""]:
-        """Return arccos of the nuclear norm of X' Y, the angle between prepared layers X and Y."""
+        """Return the angle between two prepared layers X and Y, in radians.
+
+        It is arccos of the nuclear norm of X' Y, the sum of its singular values.
+        """
         singular_values: Tensor = torch.linalg.svdvals(first.T @ second)
         return singular_values.sum().clamp(max=1).arccos()

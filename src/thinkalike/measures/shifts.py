@@ -36,11 +36,12 @@ class ShiftEstimate(LayerPairEstimate):
         norm_target: Tensor,
         **estimates: Unpack[EstimateArguments],
     ):
-        """Store the mean cosine and the mean norms of the states of each layer in both models.
+        """Store how far apart the states of each layer are in two models, and their norms.
 
-        They are matrices (l, l), with a layer's value on the diagonal and NaN elsewhere. The other
-        arguments, such as the distances, are those that the estimates of all measures have, see
-        `LayerPairEstimate`.
+        `cosine` is the mean cosine of the states of a layer in both models, and `norm_source` and
+        `norm_target` are their mean norms. These are matrices (l, l), with the value of a layer on
+        the diagonal and NaN elsewhere. `estimates` are the mean distances with their intervals,
+        and the other arguments of a `LayerPairEstimate`, such as the number of documents.
         """
         super().__init__(**estimates)
         self.cosine = cosine

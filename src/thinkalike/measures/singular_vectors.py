@@ -21,10 +21,11 @@ def svcca(
 ) -> Float[Tensor, ""]:
     """Return the mean canonical correlation of the top principal components, in [0, 1].
 
-    1/k Σᵢ σᵢ(U_X' U_Y), U the left singular vectors of centred features that hold at least a share
-    `kept` of their variance, k the smaller count of these (Raghu et al. 2017). It has no gradient
-    here. Where both counts together exceed n - 1, some correlations are 1 whatever the features
-    are: compare the value with its null.
+    It is 1/k Σᵢ σᵢ(U_X' U_Y), with σᵢ the singular values (Raghu et al. 2017). U_X are the leading
+    left singular vectors of centred features X, as many as hold at least the share `kept` of the
+    variance; likewise U_Y, and k is the smaller one of the two counts. It has no gradient. If both
+    counts together exceed n - 1, some correlations are 1 whatever the features are: compare the
+    value with its null.
     """
     if not 0 < kept <= 1:
         raise ValueError(f"kept={kept} is no share of the variance: it must lie in (0, 1]")
@@ -52,11 +53,11 @@ class SVCCA(LayerMeasure[Tensor]):
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n r"]:
         """Return the leading left singular vectors of the centred rows, in float64.
 
-        They are the r that together hold the share `kept` of the variance, or fewer if some of
-        these singular values are only rounding.
+        They are the r that together hold at least the share `kept` of the variance, without those
+        whose singular value may be only rounding.
         """
         rows = centred_rows(layer, name)
-        # Both Gram matrices have the same eigenvalues but for zeros, and the smaller one is taken.
+        # X X' and X' X have the same eigenvalues but for zeros, and the smaller one is taken.
         is_wide = rows.shape[1] >= len(rows)
         if is_wide:
             gram = rows @ rows.T
@@ -65,8 +66,8 @@ class SVCCA(LayerMeasure[Tensor]):
         values, vectors = torch.linalg.eigh(gram)
         values = values.flip(0).clamp(min=0)  # in falling order; rounding may leave less than 0
         vectors = vectors.flip(1)
-        # Eigenvalues below this share of the largest are rounding: of their own computation, or of
-        # the states, whose relative error is squared as the eigenvalues are squares.
+        # Eigenvalues below this share of the largest may come from rounding alone: either of the
+        # eigenvalues, or of the states, whose relative error is squared in eigenvalues.
         rounding = max(
             max(rows.shape) * torch.finfo(rows.dtype).eps,
             (SUM_ROUNDING * torch.finfo(layer.dtype).eps) ** 2,

@@ -58,10 +58,13 @@ def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
 
 
 def _plan_by_linear_program(scores: np.ndarray) -> np.ndarray:
-    """Return the P ≥ 0 of greatest Σ P scores whose rows sum to 1/d and columns to 1/e.
+    """Return how d units are matched with e units in shares, by a linear program.
+
+    It is the matrix P ≥ 0 of greatest Σᵢⱼ Pᵢⱼ scoresᵢⱼ whose rows sum to 1/d and whose columns sum
+    to 1/e.
 
     Args:
-        scores: The score of each of d units with each of e units, (d, e).
+        scores: How similar each of d units is to each of e units, (d, e).
     """
     from scipy.optimize import linprog
     from scipy.sparse import eye_array, kron, vstack
@@ -72,6 +75,7 @@ def _plan_by_linear_program(scores: np.ndarray) -> np.ndarray:
     column_sums = kron(np.ones((1, d)), eye_array(e))
     sums = vstack([row_sums, column_sums]).tocsr()
     weights = np.concatenate([np.full(d, 1 / d), np.full(e, 1 / e)])
+    # `linprog` minimises, over numbers that are at least 0.
     solution = linprog(-scores.ravel(), A_eq=sums, b_eq=weights, method="highs")
     plan: np.ndarray = solution.x.reshape(d, e)
     return plan
@@ -92,7 +96,7 @@ class SoftMatching(LayerMeasure[Tensor]):
     in_benchmarks = True
 
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
-        """Return the values of each unit, a column, centred and of norm 1.
+        """Return the layer with its columns, one for each unit, centred and of norm 1.
 
         A unit that does not vary, up to rounding, becomes 0.
         """

@@ -208,13 +208,14 @@ def comparable(
 
 
 def _refuse_constant(vector: Float[Tensor, " p"], comparator: str, name: str) -> None:
-    """Raise a ValueError if a comparator cannot use a vector of distances.
+    """Raise a ValueError if a vector of distances cannot be compared with others.
 
-    Distances must be finite. They must not be constant up to rounding, or, for cosines, all 0.
+    Distances must be finite. They must not all be 0, and for comparators of ranks or of centred
+    distances not be constant up to rounding.
 
     Args:
         vector: The distances.
-        comparator: How they will be compared.
+        comparator: How they will be compared, one of `COMPARATORS`.
         name: What the error calls their layer.
     """
     if not vector.isfinite().all():
@@ -231,10 +232,10 @@ def _refuse_constant(vector: Float[Tensor, " p"], comparator: str, name: str) ->
 
 
 def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Float[Tensor, "k q"]:
-    """Return v √w / ‖v √w‖ for each of k vectors v and the weights w of the entries.
+    """Return v √w / ‖v √w‖ for each of k vectors v, with the weight w of each of their q entries.
 
-    The inner product of two results is the weighted cosine of their vectors. A zero vector becomes
-    NaN.
+    The inner product of two results is the cosine Σ w v u / √(Σ w v² Σ w u²) of their vectors. A
+    zero vector becomes NaN.
     """
     weighted = vectors * weights.sqrt()
     norms: Tensor = weighted.norm(dim=1, keepdim=True)
@@ -242,12 +243,15 @@ def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Floa
 
 
 def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
-    """Return double-centred distances, flattened and of norm 1, for stimuli drawn several times.
+    """Return squared distances double-centred, flattened and of norm 1, for a resample of stimuli.
 
-    For distances D they are G = -½ D + a 1ᵀ + 1 aᵀ with the vector a that minimises Σ W G²
-    elementwise, where W_ij = c_i c_j counts the copies of each pair, and W_ii = c_i those of each
-    stimulus. If all counts c are 1, this is -½ H D H with H = 1 - 11ᵀ/n. Inner products of the
-    results are cosines under the weights W. Stimuli that are not drawn are left out.
+    Inner products of the results are the similarities of the whitened comparators, "cosine_cov"
+    and "corr_cov". Stimuli may be drawn several times, or not at all, and are then left out.
+
+    For the squared distances D the result is G = -½ D + a 1ᵀ + 1 aᵀ, with the vector a that
+    minimises Σ_ij W_ij G_ij². W_ij = c_i c_j is the number of copies of a pair, and W_ii = c_i
+    that of a stimulus. If each stimulus is drawn once, G is -½ H D H with H = 1 - 11ᵀ/n. The norm
+    and inner products are weighted by W.
 
     Args:
         vectors: Squared distances D of all pairs of n stimuli, k times.
@@ -255,33 +259,35 @@ def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Flo
     """
     n = len(counts)
     rows, columns = torch.triu_indices(n, n, 1, device=vectors.device)
-    half_distances = vectors.new_zeros(len(vectors), n, n)  # -½ D
-    half_distances[:, rows, columns] = -vectors / 2
-    half_distances[:, columns, rows] = half_distances[:, rows, columns]
+    minus_half = vectors.new_zeros(len(vectors), n, n)  # -½ D
+    minus_half[:, rows, columns] = -vectors / 2
+    minus_half[:, columns, rows] = minus_half[:, rows, columns]
     drawn = counts.nonzero()[:, 0]
-    half_distances = half_distances[:, drawn][:, :, drawn]
+    minus_half = minus_half[:, drawn][:, :, drawn]
     drawn_counts = counts[drawn]
-    weights = drawn_counts[:, None] * drawn_counts
+    weights = drawn_counts[:, None] * drawn_counts  # W
     weights.diagonal().copy_(drawn_counts)
 
-    # the normal equations for a
+    # The normal equations for a: (W + diag(W 1)) a = Σ_j W_ij D_ij / 2
     system = weights + weights.sum(1).diag()
-    a = torch.linalg.solve(system, -(weights * half_distances).sum(2).T).T  # (k, drawn)
-    centred = half_distances + a[:, :, None] + a[:, None]
+    a = torch.linalg.solve(system, -(weights * minus_half).sum(2).T).T  # (k, drawn)
+    centred = minus_half + a[:, :, None] + a[:, None]  # G
     return _normed(centred.flatten(1), weights.flatten())
 
 
 def _tau_a(
     x: Int[Tensor, "a p"], y: Int[Tensor, "b p"], weights: Float[Tensor, " p"]
 ) -> Float[Tensor, "a b"]:
-    """Return Kendall's τ_a of each vector of x with each of y.
+    """Return Kendall's τ_a of each vector of distances in x with each in y.
 
-    The denominator of τ_a counts tied pairs of distances, so that a model gains nothing by ties.
-    That of SciPy's τ_b leaves them out: τ_a is τ_b √(share not tied in x) √(share not tied in y).
+    It compares every two distances: (concordant - discordant) / all. All includes ties, so that a
+    model gains nothing by ties. SciPy computes τ_b, which leaves them out of the denominator:
+    τ_a is τ_b √(share not tied in x) √(share not tied in y).
 
     Args:
-        x, y: The levels of the p distances in each vector: whole numbers in their order.
-        weights: How many copies there are of each pair of stimuli in a resample.
+        x, y: Vectors of p whole numbers in the order of the distances, equal for equal distances.
+        weights: How often each pair of stimuli occurs in a resample; its distance is repeated as
+            often.
 
     Raises:
         ValueError: There are more than `MOST_COPIES` copies of pairs.
@@ -350,7 +356,9 @@ def weighted_tau(
 
 
 def _checked_profiles(profiles: Float[Tensor, "l f"], name: str) -> np.ndarray:
-    """Return profiles, the importances of features in each layer, as an array of float64.
+    """Return profiles, the importances of f features in each layer, as an array of float64.
+
+    A profile whose importances are all equal is refused, as it ranks no feature.
 
     Args:
         profiles: One profile for each of l layers.

@@ -72,7 +72,8 @@ def _whitened_runs(
 ) -> Float[Tensor, "m n d"]:
     """Return the runs after a linear map that makes the noise of units independent, of variance 1.
 
-    With noise="diagonal" each unit is only divided by its standard deviation.
+    The noise is how the states of a stimulus differ between runs. With noise="diagonal" each unit
+    is only divided by the standard deviation of its noise.
 
     Args:
         runs: The states of n stimuli in each of m runs, or repetitions, less the mean of each of
@@ -154,11 +155,13 @@ def _unscaled_products(
     column_units: Float[Tensor, "*#n"],
     name: str,
 ) -> Float[Tensor, "n n"]:
-    """Return products of numbers that were divided by a power of two, multiplied by these again.
+    """Return products of numbers in their own scale, after the numbers were divided by units.
+
+    To stay within the range of floats, each number was divided by a unit, a power of two, before
+    products were taken. Here these are multiplied by the units of both of their factors.
 
     Args:
-        products: The products (i, j) of numbers i and j, each of them divided by its power of two,
-            the unit.
+        products: The products (i, j) of the divided numbers i and j.
         row_units: The unit of number i for each row, or one for all.
         column_units: The unit of number j for each column, or one for all.
         name: What the error calls the numbers.
@@ -168,7 +171,7 @@ def _unscaled_products(
     """
     values = products * row_units * column_units
     largest = float(values.abs().max())
-    is_too_small = largest < LEAST_SIZE**2 and bool(products.any())
+    is_too_small = largest < LEAST_SIZE**2 and bool(products.any())  # and not all 0 before
     if largest < GREATEST_SIZE**2 and not is_too_small:
         return values
     size = float(row_units.max())

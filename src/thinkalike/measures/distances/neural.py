@@ -130,9 +130,12 @@ class NeuralDistances:
     @classmethod
     @takes_arrays
     def given(cls, squared: Float[Tensor, "n n"]) -> NeuralDistances:
-        """Return an object with given squared distances, such as crossnobis distances.
+        """Return `NeuralDistances` with given squared distances, such as crossnobis distances.
 
-        Some of them may be negative.
+        These may be negative.
+
+        Args:
+            squared: The squared distance of each of n stimuli from each.
 
         Raises:
             ValueError: They are not finite and symmetric with a zero diagonal.
@@ -161,7 +164,7 @@ class NeuralDistances:
     def take(self, index: Int[Tensor, " k"]) -> NeuralDistances:
         """Return the distances among the stimuli with these indices, in this order."""
         states = self.states[index]
-        if self.distance == GIVEN_DISTANCES:  # `states` is the matrix of distances itself
+        if self.distance == GIVEN_DISTANCES:  # `states` is a matrix of distances: columns, too
             states = states[:, index]
         error = None if self.error is None else self.error[index]
         return NeuralDistances(states, self.distance, self.is_integral, error)
@@ -218,16 +221,17 @@ class NeuralDistances:
         return squared[first_identical_row][:, first_identical_row]
 
     def vector(self) -> Float[Tensor, " p"]:
-        """Return the squared distances (D^N)² of all pairs i < j of stimuli.
+        """Return the squared neural distances of all pairs i < j of stimuli.
 
-        Their order is that of SciPy's `pdist`: (0, 1), (0, 2), ..., (1, 2), ....
+        Their order is that of SciPy's `pdist`: (0, 1), (0, 2), ..., (1, 2), .... Distances that
+        differ by rounding alone are made exactly equal.
         """
         return self.at(upper_triangle_indices(len(self), self.states.device))
 
     def at(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """Return the squared distances (D^N)² of these pairs of stimuli.
+        """Return the squared neural distances of these pairs of stimuli.
 
-        Distances that differ by rounding alone are made exactly equal.
+        Distances that differ by rounding alone are made exactly equal, so that they tie in ranks.
 
         Args:
             pairs: For stimuli i and j the flat index i n + j in an n x n matrix.
@@ -240,8 +244,9 @@ class NeuralDistances:
     ) -> Float[Tensor, " p"]:
         """Return by how much rounding may have changed the squared distance of each pair.
 
-        If rounding moves two states by e and f, it changes their distance D by at most e + f, and
-        D² by at most 2 D (e + f) + (e + f)². The rounding of D² itself is added.
+        If rounding moved two states by e and f, it changed their distance D by at most e + f, and
+        D² by at most 2 D (e + f) + (e + f)². The rounding of D² itself is added. e and f count as
+        0 for whole-numbered states, which are exact, and if they are not known.
 
         Args:
             pairs: For stimuli i and j the flat index i n + j in an n x n matrix.
@@ -255,8 +260,9 @@ class NeuralDistances:
             distance = squared.clamp(min=0).sqrt()
             rounding += error * (2 * distance + error)
         if self.is_euclidean and not self.is_integral:
-            # ‖x‖² + ‖y‖² - 2 x·y is rounded relative to the norms. Squared distances below this
-            # share of them were summed over squared differences instead, which lose no digits.
+            # Most D² were computed as ‖x‖² + ‖y‖² - 2 x·y, which is rounded relative to the norms.
+            # Those below this share of the norms were computed as Σ (x - y)², which loses no
+            # digits.
             norms = self.squared_norms[first] + self.squared_norms[second]
             comes_from_norms = squared >= CANCELLING_SHARE * norms
             rounding += PRODUCT_ROUNDING * norms.where(comes_from_norms, 0.0)
@@ -279,43 +285,49 @@ def _check_precomputed(distances: Float[Tensor, "n m"], name: str) -> None:
 def _refuse_size(states: Float[Tensor, "n d"], distance: str, name: str) -> None:
     """Raise a ValueError for states whose squared distances, or their sums, overflow or underflow.
 
-    These are states of `GREATEST_SIZE` or more, or that deviate from their mean by less than
-    `LEAST_SIZE`. Equal states, such as those that are all 0, pass.
+    These are states with an entry of `GREATEST_SIZE` or more, or with no entry that deviates from
+    the mean of its column by `LEAST_SIZE`. The entries of a precomputed matrix are distances
+    themselves, so the largest one must lie between these two sizes. Equal states, such as those
+    that are all 0, pass.
 
     Args:
         states: The states, or the distances of a precomputed matrix.
-        distance: The distance.
+        distance: The name of the distance, such as "euclidean" or "precomputed".
         name: What the error calls the layer.
     """
+    is_precomputed = distance == "precomputed"
     largest = 0.0  # absolute value
     if states.numel():
         largest = float(torch.stack([states.amax(), -states.amin()]).max())
-    spread = largest  # the largest deviation from the mean
-    if distance != "precomputed" and LEAST_SIZE < largest < GREATEST_SIZE:
+    # The largest deviation from the mean, if it matters, else the largest value.
+    deviation = largest
+    if not is_precomputed and LEAST_SIZE < largest < GREATEST_SIZE:
         # by the extremes of each column, since subtracting the mean would copy all states
         mean = states.mean(0)
         furthest_above = (states.amax(0) - mean).max()
         furthest_below = (mean - states.amin(0)).max()
-        spread = float(torch.maximum(furthest_above, furthest_below))
-    size = spread if spread < LEAST_SIZE else largest  # the number that may be at fault
-    are_equal = size == 0
-    if are_equal or LEAST_SIZE < size < GREATEST_SIZE:
+        deviation = float(torch.maximum(furthest_above, furthest_below))
+    # If something is wrong, either the deviation is too small or the largest value too large.
+    checked_size = deviation if deviation < LEAST_SIZE else largest
+    are_equal = checked_size == 0
+    if are_equal or LEAST_SIZE < checked_size < GREATEST_SIZE:
         return
-    noun = "distances" if distance == "precomputed" else "states"
-    verb = "differ by at most" if largest > LEAST_SIZE > spread else "are at most"
+    noun = "distances" if is_precomputed else "states"
+    verb = "differ by at most" if largest > LEAST_SIZE > deviation else "are at most"
     raise ValueError(
-        f"{noun} of {name} {verb} {size:.0e}, and squares of such numbers leave the range of "
-        f"float64: divide them by {size:.0e}"
+        f"{noun} of {name} {verb} {checked_size:.0e}, and squares of such numbers leave the range "
+        f"of float64: divide them by {checked_size:.0e}"
     )
 
 
 def _subtracted_sizes(states: Float[Tensor, "n d"], distance: str) -> Float[Tensor, " n"]:
-    """Return for each state the size of the numbers that the distance subtracts from each other.
+    """Return for each state how large the numbers are that the distance subtracts.
 
-    For Euclidean distances, for instance, it is the norm of the state, and for cosine, which
-    subtracts states of norm 1, it is 1. Multiplied by the relative precision of the states, it
-    bounds how far rounding moves a state in the unit of the distance. It is ∞ or NaN for a
-    constant state under correlation, which is refused later.
+    Multiplied by the relative precision of the states, this bounds how far rounding moves a state,
+    in the unit of the distance. For Euclidean distances it is the norm of the state; for cosine,
+    which subtracts states of norm 1, it is 1; for correlation, which first subtracts the mean of
+    the state and then divides by the norm of the rest, the norm of the state over that of the
+    rest. The latter is ∞ or NaN for a constant state, which the caller refuses later.
 
     Args:
         states: The states, or the distances of a precomputed matrix.
@@ -341,11 +353,12 @@ def _euclidean_states(
 ) -> Float[Tensor, "n _"]:
     """Return the states transformed such that their Euclidean distance is the wanted distance.
 
-    They are norms, states of norm 1, or centred states of norm 1.
+    For "norm_difference" each state becomes its norm, (n, 1); for "cosine" it is divided by its
+    norm; for "correlation" the mean of its entries is subtracted before.
 
     Args:
-        states: The states, (n, d); norms have the shape (n, 1).
-        distance: The wanted distance: "norm_difference", "cosine" or "correlation".
+        states: The states.
+        distance: The wanted distance, one of these three.
         name: What errors call the layer.
 
     Raises:

@@ -114,6 +114,9 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
         """Return the U-centred Euclidean distances of all pairs of rows, as a matrix of norm 1.
 
+        U-centring subtracts means of rows and columns such that products of two results are
+        unbiased (Székely & Rizzo 2013).
+
         Raises:
             ValueError: All distances are equal up to rounding, or a state is not finite.
         """
@@ -246,7 +249,10 @@ class TokenRSA(LayerMeasure[_Ranks]):
 
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> _Ranks:
-        """Return the mid-ranks of the distances of all pairs of rows, as a symmetric matrix.
+        """Return the ranks of the distances of all pairs of rows, as a symmetric matrix.
+
+        Equal distances share the mean of their ranks. The matrix has twice the rank of each pair
+        less twice the mean rank, with its Frobenius norm beside it.
 
         Raises:
             ValueError: All distances are equal, or a state is not finite.
@@ -256,9 +262,9 @@ class TokenRSA(LayerMeasure[_Ranks]):
         pairs = upper_triangle_indices(len(squared), squared.device)  # flat indices of i < j
         squared_of_pairs = squared.flatten()[pairs]
         ranks = mid_ranks(squared_of_pairs, distances.rounding(pairs, squared_of_pairs))
-        # 2 (rank - mean rank) is a whole number also for the mid-ranks of ties, so sums are exact.
-        doubled = ranks.mul_(2).sub_(len(pairs) + 1)
-        norm = doubled.norm() * 2**0.5  # of both triangles of the matrix
+        # 2 (rank - mean rank) is a whole number also for ties, so that sums of these are exact.
+        doubled = ranks.mul_(2).sub_(len(pairs) + 1)  # the mean rank is (pairs + 1) / 2
+        norm = doubled.norm() * 2**0.5  # of the matrix, in which each pair occurs twice
         if norm == 0:
             raise ValueError(
                 f"the distances of {name}: all {len(doubled)} values are equal and have no ranks"

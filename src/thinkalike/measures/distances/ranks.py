@@ -18,15 +18,16 @@ def levels_of(
 ) -> Int[Tensor, "*b n"]:
     """Return the level of each value: 0 for the least, 1 for the next different one, and so on.
 
-    Values that differ by rounding alone have the same level.
+    Neighbours in the order of the values have the same level if they differ by rounding alone.
 
     Args:
         values: The values, along the last axis.
-        rounding: What counts as rounding, in one of two ways. A tensor is absolute: by how much
-            rounding may have changed each value. A chain of values, each near the next, that spans
-            more than twice their rounding is then taken for a continuum, and its values have
-            different levels. A number is relative: two neighbouring values have one level if they
-            differ by at most this share of the larger one.
+        rounding: What counts as rounding, in one of two ways.
+
+            - A number is relative: the share of the larger one of two neighbours.
+            - A tensor is absolute: by how much rounding may have changed each value. If a chain of
+              values, each near the next, spans more than twice their rounding, the values are not
+              equal but lie densely: then only exactly equal ones have the same level.
     """
     if not values.shape[-1]:
         return torch.zeros_like(values, dtype=torch.long)
@@ -34,9 +35,9 @@ def levels_of(
     if isinstance(rounding, Tensor):
         begins_level = _level_beginnings(ordered, rounding.gather(-1, order))
     else:
-        gaps = ordered.diff()
+        gaps = ordered.diff()  # between neighbours
         sizes = torch.maximum(ordered[..., 1:].abs(), ordered[..., :-1].abs())
-        # Where a value is infinite, the comparison ∞ ≤ ∞ says nothing.
+        # An infinite value is not near a finite one, although ∞ ≤ rounding * ∞ holds.
         is_near = (gaps <= rounding * sizes) & gaps.isfinite()
         begins_level = (ordered[..., 1:] != ordered[..., :-1]) & ~is_near
     levels = begins_level.cumsum(-1)  # of all values but the least, whose level is 0
@@ -48,10 +49,9 @@ def _level_beginnings(
 ) -> Bool[Tensor, "*b m"]:
     """Return for every value but the first whether it begins a new level.
 
-    It does if it is above the value before by more than rounding.
-
-    A chain of values that are each near the next is one level. If it spans more than twice the
-    rounding, it is a continuum, in which each different value begins a level.
+    A level is a chain of values each of which is above the one before by no more than rounding. If
+    a chain spans more than twice the rounding, its values are not equal up to rounding but lie
+    densely, a continuum. Then each value that differs from the one before begins a level.
 
     Args:
         ordered: The n values in ascending order.
@@ -61,19 +61,21 @@ def _level_beginnings(
         One entry for each of the last m = n - 1 values.
     """
     differs = ordered[..., 1:] != ordered[..., :-1]
-    begins_level = differs & ~(ordered.diff() <= rounding[..., 1:])
+    begins_chain = differs & ~(ordered.diff() <= rounding[..., 1:])
 
-    with_first = torch.nn.functional.pad(begins_level, (1, 0), value=True)
+    with_first = torch.nn.functional.pad(begins_chain, (1, 0), value=True)
     indices = torch.arange(ordered.shape[-1], device=ordered.device).expand_as(with_first)
-    # for each value the index of the first value of its level
-    level_start = torch.where(with_first, indices, 0).cummax(-1).values
-    is_far_from_start = ordered - ordered.gather(-1, level_start) > 2 * rounding
-    if is_far_from_start.is_cpu and not is_far_from_start.any():  # a GPU would be waited for
-        return begins_level
+    # for each value the index of the first value of its chain
+    chain_start = torch.where(with_first, indices, 0).cummax(-1).values
+    is_far_from_start = ordered - ordered.gather(-1, chain_start) > 2 * rounding
+    # To look at this on a GPU would make the CPU wait for it.
+    if is_far_from_start.is_cpu and not is_far_from_start.any():
+        return begins_chain
+    # 1 at the start of each chain that has a value far from it
     starts_continuum = torch.zeros_like(indices)
-    starts_continuum.scatter_reduce_(-1, level_start, is_far_from_start.long(), "amax")
-    is_in_continuum = starts_continuum.gather(-1, level_start).bool()
-    return begins_level | (differs & is_in_continuum[..., 1:])
+    starts_continuum.scatter_reduce_(-1, chain_start, is_far_from_start.long(), "amax")
+    is_in_continuum = starts_continuum.gather(-1, chain_start).bool()
+    return begins_chain | (differs & is_in_continuum[..., 1:])
 
 
 def with_ties(values: Float[Tensor, " n"], rounding: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -98,7 +100,8 @@ def in_ascending_order(
 ) -> tuple[Float[Tensor, "*b n"], Int[Tensor, "*b n"]]:
     """Return `values.sort()`: the values in ascending order, and the index that each had before.
 
-    On a CPU NumPy sorts, which takes a third of the time. The order of equal values is undefined.
+    They are sorted along the last axis. On a CPU NumPy sorts, which takes a third of the time. The
+    order of equal values is undefined.
     """
     if not values.is_cpu:
         return values.sort()
@@ -150,15 +153,16 @@ def mid_ranks(
 def unit_ranks(
     rows: Iterable[Float[Tensor, " n"]], count: int, name: str = "row", rounding: float = 0.0
 ) -> Float[Tensor, "l n"]:
-    """Return the mid-ranks of each row, centred and of norm 1.
+    """Return the ranks of the values in each row, centred and of norm 1.
 
-    Spearman's ρ is an inner product of these.
+    Ties share the mean of their ranks. Spearman's ρ of two rows is the inner product of their
+    results.
 
     Args:
         rows: The rows, all of one length; they may come one at a time, to save memory.
-        count: How many rows there are.
+        count: How many rows there are, which an iterator does not tell.
         name: What errors call a row, before its index.
-        rounding: The share of a value that rounding may make up, below which values are ties.
+        rounding: Values that differ by at most this share of the larger one are ties.
 
     Raises:
         ValueError: All values of a row are equal.
@@ -179,16 +183,16 @@ def unit_ranks(
 def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
     """Return Spearman's ρ along the last axis, in [-1, 1], as `scipy.stats.spearmanr` does.
 
-    Ties have mid-ranks.
+    Ties share the mean of their ranks.
 
     Raises:
         ValueError: Values are constant, NaN or fewer than two.
     """
     refuse_nan(x, "x")
     refuse_nan(y, "y")
-    count = x.shape[:-1].numel()
-    x_ranks = unit_ranks(x.reshape(count, -1), count, "x, row")
-    y_ranks = unit_ranks(y.reshape(count, -1), count, "y, row")
+    row_count = x.shape[:-1].numel()  # all axes but the last become one axis of rows
+    x_ranks = unit_ranks(x.reshape(row_count, -1), count=row_count, name="x, row")
+    y_ranks = unit_ranks(y.reshape(row_count, -1), count=row_count, name="y, row")
     return (x_ranks * y_ranks).sum(-1).view(x.shape[:-1])
 
 
@@ -197,11 +201,10 @@ def spearman_of_patterns(
     counts: Float[Tensor, " q"],
     rank_sums: Float[Tensor, "l q"],
 ) -> Float[Tensor, "*b l"]:
-    """Return Spearman's ρ of predicted and measured distances, if pairs share predictions.
+    """Return Spearman's ρ of predicted and measured distances over all pairs of stimuli.
 
-    Pairs of stimuli whose features differ in the same way, in one of q patterns, have the same
-    prediction. So sums over the pairs of each pattern are enough. ρ is NaN for constant
-    predictions.
+    Pairs whose features differ in the same way, in one of q patterns, have the same prediction. So
+    this needs only sums over the pairs of each pattern. ρ is NaN for constant predictions.
 
     Args:
         predictions: The predicted distance of the pairs of each pattern, in each of l layers.
@@ -210,7 +213,9 @@ def spearman_of_patterns(
             in each layer. These ranks are centred and of norm 1 over all pairs.
     """
     mean_rank = (counts.sum() + 1) / 2
-    ranks = ranks_of_levels(levels_of(predictions), counts) - mean_rank  # of each pattern's pairs
+    # The centred rank that all pairs of a pattern have. `levels_of` numbers predictions in order.
+    ranks = ranks_of_levels(levels_of(predictions), counts) - mean_rank
     norms = (counts * ranks.square()).sum(-1).sqrt()  # over all pairs
-    # ρ is the inner product of both sides' centred ranks over all pairs, divided by the norms.
+    # ρ is the inner product over all pairs of both centred ranks, which have the norms `norms` and
+    # 1.
     return (ranks * rank_sums).sum(-1) / norms

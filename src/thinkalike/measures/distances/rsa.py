@@ -43,9 +43,9 @@ def rsa(
     distance: str = "euclidean",
     comparator: str = "spearman",
 ) -> Float[Tensor, "l m"]:
-    """Return Spearman's ρ, over pairs of stimuli, of the distances in every two layers.
+    """Return how alike the distances of pairs of stimuli are in every two layers, in [-1, 1].
 
-    It is in [-1, 1].
+    By default this is Spearman's ρ of the distances in the two layers.
 
     Args:
         layers: l layers: the states (n, d) of the same n stimuli, or their `NeuralDistances`.
@@ -69,7 +69,8 @@ def rsa_of_models(
 ) -> Float[Tensor, "l m"]:
     """Return how alike the distances of stimuli are in each of l layers and each of m layers.
 
-    The values are those of `rsa`. Only the names of the arguments differ, also in errors.
+    This is `rsa` with another name for its first argument, `models` in place of `layers`, also in
+    errors.
 
     Args:
         models: l layers, each the states (n, d) of the same n stimuli.
@@ -230,10 +231,14 @@ def mantel(
 
 
 def _position_of_each_pair(n: int, device: torch.device) -> Int[Tensor, "n n"]:
-    """Return an n x n matrix with the position of each pair (i, j) in a vector of distances.
+    """Return an n x n matrix with the position of each pair (i, j) in a vector of all pairs.
 
-    The vector has the distances of all pairs i < j, row by row, and (j, i) has the position of
-    (i, j). The diagonal, which is no pair, is 0.
+    The vector has the pairs i < j in the order (0, 1), (0, 2), ..., (1, 2), .... A pair (j, i) has
+    the position of (i, j). The diagonal, which is no pair, is 0.
+
+    Args:
+        n: How many stimuli there are.
+        device: Where the matrix is made.
     """
     rows, columns = torch.triu_indices(n, n, 1, device=device)
     positions = torch.arange(len(rows), device=device)
@@ -295,9 +300,10 @@ def distance_vectors(
 def _distances_of_both(
     layers: Layers, others: Layers | None, distance: str, name: str = "layers"
 ) -> tuple[Float[Tensor, "l p"], Float[Tensor, "m p"]]:
-    """Return the distances of all pairs of stimuli in some layers and in those compared with them.
+    """Return the squared distances of all pairs of stimuli in two lists of layers to compare.
 
-    If `others` is None, the same tensor is returned twice.
+    If `others` is None, the first layers are compared with each other, and the same tensor is
+    returned twice.
 
     Args:
         layers: The first layers.

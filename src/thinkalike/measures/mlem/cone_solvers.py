@@ -27,15 +27,16 @@ MOST_PSD_STEPS = 100_000
 def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[Tensor, "*b f"]:
     """Return the w ≥ 0 that minimises w'Gw / 2 - t'w, exactly, for any number of systems.
 
-    Block principal pivoting (Kim & Park 2011) solves nearly every system in a few rounds, and
-    active sets the remaining ones (Lawson & Hanson 1974, algorithm NNLS). A column that is zero,
-    or depends on columns in use, gets weight exactly 0.
+    With G = X'X and t = X'y, this is the w with the least ‖X w - y‖². Block principal pivoting
+    (Kim & Park 2011) solves nearly every system in a few rounds, and active sets the remaining
+    ones (Lawson & Hanson 1974, algorithm NNLS). A column of X that is zero, or depends linearly on
+    columns of weight above 0, gets weight exactly 0.
 
     Args:
-        gram: G, X'X of the f columns X, of any number of systems.
-        target: t, X'y, of the same systems.
+        gram: G of each system, with f columns in X.
+        target: t of each system.
     """
-    # Columns of norm 1, so that tolerances are the same for all. Zero columns stay zero.
+    # Scale columns of X to norm 1, so that tolerances are the same for all. Zero columns stay 0.
     squared_norms = gram.diagonal(dim1=-2, dim2=-1)
     is_nonzero = squared_norms > SLOPE_ROUNDING * squared_norms.amax(-1, keepdim=True)
     inverse_norms = torch.where(is_nonzero, squared_norms.rsqrt(), 0)
@@ -46,7 +47,7 @@ def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[
     weights, is_solved = _by_block_pivots(gram, target)
     if not is_solved.all():
         weights[~is_solved] = _by_active_sets(gram[~is_solved], target[~is_solved])
-    return weights.view(shape) * inverse_norms
+    return weights.view(shape) * inverse_norms  # the weights of columns before they were scaled
 
 
 def _by_block_pivots(
@@ -103,19 +104,20 @@ def _by_block_pivots(
 def _unconstrained(
     gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"], is_used: Bool[Tensor, "b f"]
 ) -> tuple[Float[Tensor, "b f"], Bool[Tensor, " b"]]:
-    """Return the solutions of G w = t on the used columns, and whether these are independent.
+    """Return the solutions of b systems G w = t on their used columns, without the bound w ≥ 0.
 
-    Weights of unused columns are 0. The solution of a system with dependent columns is
-    meaningless: the identity stands in for its Cholesky factor, so that all b systems can be
-    solved at once.
+    Weights of unused columns are 0. The second result is whether the used columns of each system
+    are linearly independent. If not, its weights are meaningless: the identity stands in for the
+    Cholesky factor of G, so that all systems can be solved at once.
 
     Args:
-        gram, target: G and t of each system.
+        gram, target: G and t of each system; G has a diagonal of 1, or 0 for an unused column.
         is_used: Which columns each system uses.
     """
-    factor, failed_minor = torch.linalg.cholesky_ex(_system_of_used(gram, is_used))  # 0: none
-    # The squared diagonal of the factor: the share of each column, of norm 1, that the columns
-    # before it do not explain.
+    # `failed_minor` is 0 if the system is positive definite.
+    factor, failed_minor = torch.linalg.cholesky_ex(_system_of_used(gram, is_used))
+    # The squared diagonal of the factor is the share of each column, whose norm is 1, that the
+    # columns before it do not explain.
     smallest_share = factor.diagonal(dim1=1, dim2=2).square().amin(1)
     is_independent = (failed_minor == 0) & (smallest_share > LEAST_INDEPENDENT_SHARE)
     identity = torch.eye(len(factor[0]), dtype=gram.dtype, device=gram.device)
@@ -163,37 +165,37 @@ def _nonnegative_solution(
     weights: Float[Tensor, "b f"],
     is_used: Bool[Tensor, "b f"],
 ) -> tuple[Float[Tensor, "b f"], Bool[Tensor, "b f"]]:
-    """Return the solution w ≥ 0 on the used columns, without those whose weight reaches 0.
+    """Return positive weights that solve G w = t on some of the used columns, for b systems.
 
-    Weights move from `weights` towards the unconstrained solution of G w = t on the used columns.
-    Where one of them would become negative, its column is dropped, and the next solution is aimed
-    at.
-
-    This is the inner loop of Lawson & Hanson's algorithm, for b systems at once.
+    Weights move from `weights` towards the unconstrained solution on the used columns. If one of
+    them would reach 0 on the way, they stop there, its column is dropped, and they move on towards
+    the solution on the remaining columns. This is the inner loop of Lawson & Hanson's algorithm
+    (1974).
 
     Args:
         gram, target: G and t of each system.
-        weights: Weights that are not negative.
+        weights: The weights to start from: above 0 on used columns, or 0 on a column that is new
+            and has a positive solution; 0 on the others.
         is_used: The columns that the solution may use.
 
     Returns:
-        The solution, which is above 0 on all used columns and 0 on the others, and the columns
-        that are still used.
+        The solution, which is above 0 on all columns that are still used and 0 on the others, and
+        which columns are still used.
     """
     while True:
         solution = _solved_on_used(gram, target, is_used)
-        is_negative = is_used & (solution <= 0)
-        if not is_negative.any():
+        ends_below = is_used & (solution <= 0)
+        if not ends_below.any():
             return solution, is_used
-        # The first column that reaches 0 ends the step; 1 is the whole way to the solution. Used
-        # weights are positive, but for that of a new column, whose solution is positive. In a
-        # system that has its solution, the step is infinite, and no column reaches 0.
-        step_to_zero = torch.where(is_negative, weights / (weights - solution), torch.inf)
+        # The share of the way to the solution after which each weight is 0. The first column that
+        # gets there ends the step. Systems without such a column take a step of 1, the whole way.
+        step_to_zero = torch.where(ends_below, weights / (weights - solution), torch.inf)
         step, column = step_to_zero.min(1, keepdim=True)
         weights = weights + step.clamp(max=1) * (solution - weights)
-        reaches_zero = torch.zeros_like(is_used).scatter_(1, column, step <= 1)
-        is_used = is_used & ~reaches_zero & ~(is_negative & (weights <= 0))
-        weights = weights * is_used
+        is_first = torch.zeros_like(is_used).scatter_(1, column, step <= 1)
+        reaches_zero = is_first | (ends_below & (weights <= 0))  # the latter: in the same step
+        is_used = is_used & ~reaches_zero
+        weights = weights * is_used  # rounding may leave a dropped weight above 0
 
 
 def _solved_on_used(
@@ -221,9 +223,10 @@ def _system_of_used(
 
 
 def to_matrix(entries: Float[Tensor, "*b r"]) -> Float[Tensor, "*b f f"]:
-    """Return the symmetric f x f matrix W whose coordinates are W_ff and then √2 W_fg for f < g.
+    """Return the symmetric f x f matrix W that has these coordinates, for any number of matrices.
 
-    There are r = f (f + 1) / 2 coordinates, and their norm is the Frobenius norm of W.
+    The r = f (f + 1) / 2 coordinates are the diagonal of W, and then √2 W_fg for f < g, so that
+    their norm is the Frobenius norm of W.
     """
     # r = f (f + 1) / 2, solved for f
     f = int(((8 * entries.shape[-1] + 1) ** 0.5 - 1) / 2)

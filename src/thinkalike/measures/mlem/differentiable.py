@@ -71,7 +71,10 @@ class DifferentiableMLEM(nn.Module):
 
     @property
     def weights(self) -> Float[Tensor, " f"] | Float[Tensor, "f f"]:
-        """W, (f) if diagonal, (f, f) if full."""
+        """The weights W = R Rᵀ of the features: a matrix (f, f), or its diagonal (f).
+
+        The parameter `root` is R, or the diagonal of R if W is diagonal.
+        """
         if self.root.dim() == 1:
             return self.root.square()
         return self.root @ self.root.T

@@ -162,16 +162,17 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def fit(self, X: object, Y: object, groups: object = None) -> MLEM:
         """Fit the weights of the features to the distances of stimuli in each layer.
 
-        A warning names features that are constant, that are taken for continuous, or that differ
-        on much the same pairs.
+        A warning names features that are constant, that are taken for continuous because of their
+        values, or that are highly correlated with each other over the pairs of stimuli.
 
         Args:
-            X: (n, f), a DataFrame, an array, a tensor or a list of lists; numbers, text, truth
-                values or categories, and NaN, None or pd.NA where a value is missing.
-            Y: (n, d) states, or (n, n) precomputed distances; or a sequence of layers, of any
-                models and widths.
-            groups: (n) numbers or names; stimuli of a group, such as the words of a sentence, stay
-                in one fold. None: each stimulus is a group.
+            X: The f features of n stimuli, (n, f): a DataFrame, an array, a tensor or a list of
+                lists; numbers, text, truth values or categories, and NaN, None or pd.NA where a
+                value is missing.
+            Y: The states (n, d) of one layer, or a matrix of precomputed distances (n, n); or a
+                sequence of layers, of any models and widths.
+            groups: (n) numbers or names. Stimuli of a group, such as the words of a sentence, stay
+                together in the folds that choose alpha. None: each stimulus is its own group.
 
         Returns:
             This model, with the attributes that end in an underscore.
@@ -193,10 +194,11 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         return self
 
     def predict(self, X: object) -> Float[Tensor, "*l p"]:
-        """Return the squared distances of all pairs i < j of stimuli, in the scale of the fit.
+        """Return the predicted squared distances of all pairs i < j of stimuli.
 
-        They are (p) for a fit to one layer, else (l, p), in the order of SciPy's `pdist`: (0, 1),
-        (0, 2), ..., (1, 2), .... Under missing="drop" stimuli that lack a value are left out.
+        They are in the unit that the parameter `scale` asks for, (p) for a fit to one layer, else
+        (l, p), in the order of SciPy's `pdist`: (0, 1), (0, 2), ..., (1, 2), .... Under
+        missing="drop" stimuli that lack a value are left out.
 
         Args:
             X: The features of the stimuli, as in `fit`.
@@ -381,24 +383,27 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     ) -> FittedWeights:
         """Return the weights of every layer fitted to these pairs, each with its best alpha.
 
-        The best alpha is the one of the highest mean score over the folds.
+        The ridge alpha of a layer is the one with the highest mean score over held-out folds.
 
         Args:
             features: The encoded features of the stimuli.
             stimulus_pairs: Their pairs, with the distances of each layer.
             division: The folds that choose alpha.
         """
-        interactions = self.weights == "full"
-        return fit_weights(features, stimulus_pairs, division, self._alphas(), interactions)
+        has_interactions = self.weights == "full"  # products of two features have weights
+        return fit_weights(
+            features, stimulus_pairs, division, self._alphas(), interactions=has_interactions
+        )
 
     def _alphas(self) -> tuple[float, ...]:
-        """Return the ridges α that a fit tries.
+        """Return the ridges α that a fit tries: those of the parameter `alpha`.
 
-        With difference="levels" ∞, which is one weight per feature, is added to several.
+        With difference="levels", where a feature has a weight for each pair of its levels, α = ∞
+        makes these weights equal. It is tried, too, if `alpha` is more than one number.
 
         Raises:
-            ValueError: `alpha` is not a number or a list of numbers, at least 0, or is ∞ without
-                levels.
+            ValueError: `alpha` is not a number or a list of numbers, at least 0, or is ∞ although
+                `difference` is not "levels".
         """
         has_levels = self.difference == "levels"
         refuse_huge(self.alpha, "alpha")
@@ -413,7 +418,10 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         return tuple(alphas)
 
     def _set_fitted(self, fitted: FittedWeights, table: StimulusTable) -> None:
-        """Set `weights_`, `intercept_`, `alpha_` and `range_`, in the scale of the fit.
+        """Set the attributes that users read: `weights_`, `intercept_`, `alpha_` and `range_`.
+
+        Weights and intercept are converted to the unit that the parameter `scale` asks for. What
+        `predict` and `score` need is stored, too.
 
         Args:
             fitted: The weights, in units of the squared neural distance.
@@ -435,8 +443,8 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def _scale_ends(self, fitted: FittedWeights, pairs: StimulusPairs) -> Float[Tensor, "l 2"]:
         """Return for each layer the squared distances that become 0 and 1 in the scale of the fit.
 
-        They are 0 and the mean under "mean", the least and the greatest under "minmax", and 0 and
-        1 under "none".
+        They are 0 and the mean under scale="mean", the least and the greatest under "minmax", and
+        0 and 1 under "none". "auto" is "minmax" under recipe="paper", else "mean".
 
         Args:
             fitted: The fitted weights, with the mean squared distance of the pairs.
@@ -452,8 +460,8 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         if scale == "none":
             return torch.stack([zero, zero + 1], 1)
         ends = torch.stack([zero, fitted.mean], 1)
-        # Distances may all be equal only where nothing is explained. Under "mean" the remaining
-        # layers are skipped, as this takes the distances of all pairs.
+        # The distances of a layer can only be all equal if all of its weights are 0. Under "mean"
+        # other layers need no look at the distances of all pairs, which takes time.
         may_be_constant = fitted.weights.abs().amax(1) <= WEIGHT_ROUNDING * fitted.mean
         for index, layer in enumerate(pairs.layers):
             if scale == "mean" and not may_be_constant[index]:
@@ -542,7 +550,10 @@ class LevelWeights(NamedTuple):
 def level_weights(
     fitted: FittedWeights, encoder: FeatureEncoder, features: Features, single: bool
 ) -> list[LevelWeights]:
-    """Return the weights of pairs of levels as symmetric matrices, for each feature that has them.
+    """Return, for each feature that has weights of pairs of levels, these as symmetric matrices.
+
+    Row and column k of a matrix are of level k, and the diagonal is 0. A first level for missing
+    values is only included if a training stimulus lacks a value.
 
     Args:
         fitted: The fitted weights.
@@ -566,8 +577,7 @@ def level_weights(
         missing_value = weights_of_pairs.new_tensor([torch.nan])
         values = torch.cat([missing_value, encoder.training_levels[feature]])
 
-        # Level 0 is a missing value, which is left out unless a stimulus has it.
-        has_missing = (features.levels[:, feature] == 0).any()
+        has_missing = (features.levels[:, feature] == 0).any()  # level 0 is a missing value
         first_level = 0 if has_missing else 1
         matrix = matrix[:, first_level:, first_level:]
         values = values[first_level:]

@@ -95,12 +95,14 @@ class Features:
         """Return Δ, how two stimuli differ in a feature, for each of a stimuli with each of b.
 
         It is True or False for an indicator, which says whether the levels differ, and a distance
-        in float64 for a scaled feature. Where each pair of levels has a weight, it is the number
-        of the pair in int32, from 1 on, or 0 for equal levels.
+        in float64 for a scaled feature. If a model has a weight for each pair of levels of the
+        feature, it is the number of the pair in int32, from 1 on, or 0 for equal levels. Δ to a
+        missing value that is ignored is 0.
 
         Args:
             feature: The index of the feature.
-            rows, columns: The indices of the a and of the b stimuli; None: all stimuli.
+            rows: The indices of the a stimuli, in the rows of the result; None: all stimuli.
+            columns: The indices of the b stimuli, in its columns; None: all stimuli.
         """
         row_stimuli = self
         if rows is not None:
@@ -155,10 +157,15 @@ def _scaled_distance(
     second: Float[Tensor, "*b"],
     ranges: float | Float[Tensor, " f"],
 ) -> Float[Tensor, "*c"]:
-    """Return |first - second| / range of the positions of stimuli on a scaled feature.
+    """Return |first - second| / range of the positions of two stimuli on a feature.
 
-    It is 1 where a position is NaN, because a value is missing or the feature is not scaled; the
-    caller multiplies it by whether levels differ. The shapes are broadcast.
+    It is 1 where a position is NaN: a value is missing, or the feature only tells equal from
+    different values. Two equal or ignored values get this 1, too, so callers multiply the result
+    by whether the values differ.
+
+    Args:
+        first, second: The positions; the shapes are broadcast.
+        ranges: How far apart the positions at distance 1 are, for all features or for each.
     """
     return ((first - second).abs() / ranges).nan_to_num(1.0)
 
@@ -204,11 +211,14 @@ class FeatureEncoder:
 
         Args:
             X: A table with the features of the stimuli.
-            kinds: The kind of all features, of each, or of some by name or number; "auto": as the
-                type and the values of each imply.
-            difference: How two values differ: "indicator" (or not), "scaled" by the range of the
-                feature, or "levels", where each pair of levels has a difference of its own.
-            missing: What a missing value is: "own_level", "ignore", "drop" or "error".
+            kinds: The kind of feature, such as "ordinal": one for all features, a list with that
+                of each, or those of some by name or number. "auto": the kind that the type and
+                the values of a feature imply.
+            difference: How two values differ: "indicator" (0 or 1), "scaled" (their distance
+                divided by the range of the feature), or "levels" (each pair of levels has a
+                difference of its own).
+            missing: What a missing value is: "own_level" (a level like others), "ignore" (equal to
+                every value), "drop" (the stimulus must be dropped by the caller) or "error".
         """
         columns = FeatureColumns.of(X, kinds)
         values, _ = columns.read(X)
@@ -237,15 +247,15 @@ class FeatureEncoder:
     def encode(self, X: object) -> Features:
         """Return the features of the stimuli of a table, as levels and positions.
 
-        A level is a number that is equal for equal values; a position is where a value lies on the
-        scale of a scaled feature.
+        A level is a number that is equal for equal values. A position is where a value lies on the
+        scale of a feature whose Δ is a distance; other features have NaN.
 
         Args:
             X: A table with the same features as that of the training stimuli.
 
         Raises:
-            ValueError: A value is missing under missing="error" or "drop": the caller is to drop
-                stimuli.
+            ValueError: A value is missing under missing="error", or under "drop", where the
+                caller should have dropped the stimulus.
         """
         values_as_numbers, _ = self.columns.read(X)
         return self.encode_values(values_as_numbers)
@@ -298,22 +308,25 @@ class FeatureEncoder:
     def refuse_new(
         self, values: Float[Tensor, "n f"], levels: Sequence[Sequence[Level] | None]
     ) -> None:
-        """Raise a ValueError if these stimuli have a level that is new to the fit.
+        """Raise a ValueError if these stimuli have a level that was not known in training.
 
-        Of a feature with a list of levels it is one that is not in the list, of a nominal feature
-        of numbers one that no training stimulus has. Under missing="own_level" a missing value is
-        new if no training stimulus lacks a value. New numbers of numeric and continuous features
-        are accepted: they lie between or beyond the known ones.
+        If a feature has a list of levels, a new level is one that is not in the list; if it is
+        nominal with numbers as values, one that no training stimulus has. Under
+        missing="own_level" a missing value is new if no training stimulus lacks a value. New
+        numbers of numeric and continuous features are accepted: they lie between or beyond the
+        known ones.
 
         Args:
-            values: The values of features as numbers, from `FeatureColumns.read`.
-            levels: What these numbers stand for, from the same call.
+            values: The values of features as numbers, NaN where one is missing, from
+                `FeatureColumns.read`.
+            levels: For each feature the levels that these numbers are indices of, from the same
+                call; None: the numbers are the values themselves.
         """
         for feature, column in enumerate(values.T):
             is_missing = column.isnan()
             known_levels = self.columns.levels[feature]
             if known_levels is not None:
-                is_new = column >= len(known_levels)
+                is_new = column >= len(known_levels)  # `read` numbers new levels after known ones
             elif self.columns.kinds[feature] == "nominal":
                 is_new = ~torch.isin(column, self.training_levels[feature]) & ~is_missing
             else:
@@ -376,28 +389,30 @@ class FeatureEncoder:
             return torch.where(column.isnan(), torch.nan, 0.0), 1.0
         if self.columns.kinds[feature] in NUMBER_KINDS:
             return column, float(training_levels[-1] - training_levels[0])
-        # The known level k has k levels below it and k + 1 levels up to it, so its position is
-        # k + ½. A new level between k - 1 and k has k levels in both counts: its position is k.
-        below = torch.searchsorted(training_levels, column)
-        up_to = torch.searchsorted(training_levels, column, right=True)
-        ranks = (below + up_to).double() / 2
+        # The known level k has k training levels below it and k + 1 at or below it, so its
+        # position is k + ½. A new level between k - 1 and k has k in both counts, so its position
+        # is k, halfway between k - ½ and k + ½.
+        count_below = torch.searchsorted(training_levels, column)
+        count_at_or_below = torch.searchsorted(training_levels, column, right=True)
+        ranks = (count_below + count_at_or_below).double() / 2
         return torch.where(column.isnan(), torch.nan, ranks), len(training_levels) - 1.0
 
 
 def pair_codes(
     first: Int[Tensor, "*a"], second: Int[Tensor, "*b"], level_count: int
 ) -> Int[Tensor, "*c"]:
-    """Return a code for the pair of levels of two stimuli, element by element.
+    """Return a code, from 0, for the pair of levels of two stimuli, element by element.
 
-    It is 0 for equal levels and for a negative level, which is an ignored missing value. The pairs
-    of known levels, in any order, have codes from 1: (0, 1), (0, 2), ..., (k - 2, k - 1). All
-    pairs with a level that is new to training have the code after these.
+    It is 0 for equal levels and if a level is negative, which is an ignored missing value. The
+    pairs of different known levels, in either order, have the codes 1 for (0, 1), 2 for (0, 2),
+    ..., k (k - 1) / 2 for (k - 2, k - 1). Pairs with a level that is new to training have the next
+    code, all the same one.
 
     Args:
         first, second: The levels; the shapes are broadcast.
-        level_count: The number k of known levels, which are 0..k - 1; new ones are above.
+        level_count: The number k of known levels, which are 0..k - 1; new ones are k or more.
     """
-    # A table of the codes of all pairs; its last row and column are those of a new level.
+    # The codes of all pairs of levels, as a table; its last row and column are of a new level.
     codes = torch.zeros(level_count + 1, level_count + 1, dtype=torch.int32, device=first.device)
     rows, columns = torch.triu_indices(level_count, level_count, 1, device=first.device)
     code_of_pair = torch.arange(1, len(rows) + 1, device=first.device).int()
@@ -473,14 +488,15 @@ def terms_of(
 
 
 def weight_slices(terms: Sequence[Term]) -> list[tuple[Term, slice]]:
-    """Return the terms of a model, each with the slice of its weights, without the intercept.
+    """Return the terms of a model but for the intercept, each with the slice of its weights.
 
-    A term (f, g) is one weight, that of the product of the features f and g. The terms (f, a, b),
-    the weights of the pairs of levels a, b of a feature f, are returned as one term (f,), with the
-    slice of all of them.
+    A term (f, g) has one weight, for the product of the differences of stimuli in the features f
+    and g. The terms (f, a, b), which have the weights of pairs of levels a, b of a feature f, are
+    joined: they are returned as the single term (f,), with the slice of all of their weights.
 
     Args:
-        terms: All terms, the intercept first. Slices count from the weight after it.
+        terms: All terms, the intercept first, those of a feature side by side. The intercept is
+            not among the weights: weight 0 is that of `terms[1]`.
     """
     terms_with_slices = []
     start = 0
@@ -499,13 +515,13 @@ def _without_levels(term: Term) -> Term:
 
 
 def features_by_term(terms: Sequence[Term]) -> Float[Tensor, "f r"]:
-    """Return a matrix that is 1 where a term (column) belongs to a feature (row) alone, else 0.
+    """Return a matrix that is 1 where a term (column) is of a feature (row) alone, else 0.
 
-    The terms of a feature sum to Δ_f: they are (f, f), or all pairs of its levels. The product of
-    two different features belongs to neither.
+    The terms of a feature f alone are (f, f), or (f, a, b) for all pairs of its levels a and b.
+    Terms (f, g) of two different features are of neither.
 
     Args:
-        terms: All terms, the intercept first, which has no column.
+        terms: The 1 + r terms of a model, the intercept first, which has no column.
     """
     feature_of_term = []  # -1 for the product of two different features
     for term in terms[1:]:
@@ -516,10 +532,11 @@ def features_by_term(terms: Sequence[Term]) -> Float[Tensor, "f r"]:
 
 
 def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Float[Tensor, "*p"]]:
-    """Return the values of the regressor of each term at the same pairs of stimuli, in float64.
+    """Return the value that the regressor of each term has at some pairs of stimuli, in float64.
 
-    The regressor of the intercept is 1, of a term (f, g) the product Δ_f Δ_g, and of a term
-    (f, a, b) whether the pair has the levels a and b of feature f.
+    Δ_f is how the stimuli of a pair differ in feature f. The regressor of the intercept is 1, that
+    of a term (f, g) is Δ_f Δ_g, and that of a term (f, a, b) is 1 for pairs in which one stimulus
+    has level a of feature f and the other level b, else 0.
 
     Args:
         differences: Δ of the pairs of stimuli, feature by feature. For a feature that has a weight
@@ -533,7 +550,8 @@ def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Flo
             (feature,) = term
             codes = differences[feature]
             code_count = weight_slice.stop - weight_slice.start
-            columns += [(codes == code).double() for code in range(1, code_count + 1)]
+            for code in range(1, code_count + 1):  # code 0, of equal levels, has no regressor
+                columns.append((codes == code).double())
         else:
             first, second = term
             columns.append(differences[first].double() * differences[second])
@@ -543,12 +561,12 @@ def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Flo
 def predict(
     differences: Sequence[Tensor], terms: Sequence[Term], weights: Float[Tensor, "*b r"]
 ) -> Float[Tensor, "*b p"]:
-    """Return the predicted squared distance of each of p pairs of stimuli, less the intercept.
+    """Return the predicted squared distance of each of p pairs of stimuli, without the intercept.
 
-    It is the sum over terms of weight times regressor. The regressor of a term (f, g) is the
-    product of the differences Δ of features f and g; that of a term (f, a, b) is 1 for pairs with
-    the levels a and b of feature f. Terms are added one by one, so that pairs with equal Δ have
-    predictions with equal bits.
+    It is the sum over terms of weight times regressor. The regressor of a term (f, g) is Δ_f Δ_g,
+    with Δ_f the difference of a pair in feature f; that of a term (f, a, b) is 1 for pairs with
+    the levels a and b of feature f, else 0. Terms are added one by one, so that pairs with equal Δ
+    have predictions with equal bits.
 
     Args:
         differences: Δ of the pairs, feature by feature. For a feature with a weight for each pair
@@ -572,9 +590,10 @@ def predict(
 def distinct_patterns(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, " p"]]:
     """Return the different patterns of differences, and which of them each pair of stimuli has.
 
-    Pairs with the same Δ of every feature have one pattern, so that predictions are computed once
-    for all of them. If most pairs of a sample have different patterns, each pair gets a pattern of
-    its own, which spares sorting; differences that are all indicators are not sampled.
+    Pairs with the same difference Δ in every feature have one pattern, so that predictions are
+    computed once for all of them. If most pairs of a sample have different patterns, each pair
+    gets a pattern of its own, which saves sorting all pairs. No sample is taken if all differences
+    are indicators, 0 or 1, as these have few patterns.
 
     Args:
         differences: Δ of p pairs, feature by feature.
@@ -589,10 +608,13 @@ def distinct_patterns(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[
         sampled_patterns = int(_pattern_numbers(sample).max() + 1)
         if 2 * sampled_patterns > len(sample[0]):
             return list(differences), torch.arange(pair_count, device=differences[0].device)
-    numbers = _pattern_numbers(differences)
-    example = torch.empty(int(numbers.max()) + 1, dtype=torch.int64, device=numbers.device)
-    example[numbers] = torch.arange(pair_count, device=numbers.device)  # any pair of the pattern
-    return [column[example] for column in differences], numbers
+    pattern_of_pair = _pattern_numbers(differences)
+    pattern_count = int(pattern_of_pair.max()) + 1
+    device = pattern_of_pair.device
+    # A pair that has the pattern, for each pattern; which one does not matter.
+    example_pair = torch.empty(pattern_count, dtype=torch.int64, device=device)
+    example_pair[pattern_of_pair] = torch.arange(pair_count, device=device)
+    return [column[example_pair] for column in differences], pattern_of_pair
 
 
 def _pattern_numbers(differences: Sequence[Tensor]) -> Int[Tensor, " p"]:

@@ -48,13 +48,15 @@ def fold_interval(
 ) -> Estimate:
     """Return the mean over k ≥ 2 folds, (*b), with a t interval of k - 1 degrees of freedom.
 
-    Training sets overlap, so the variance of the mean is (1/k + 1/(k - 1)) times that of the folds
+    The training sets of the folds overlap, so the values of folds are not independent. The
+    variance of their mean is taken as (1/k + 1/(k - 1)) times the variance of values between folds
     (Nadeau & Bengio 2003, eq. 8).
 
     Args:
         values: The value on each fold, in the last axis.
         level: The probability with which the interval covers the mean.
-        t: Half the width in standard errors; None: Student's quantile for the level.
+        t: Half the width of the interval in standard errors, if it is not to follow from the
+            level; None: Student's quantile for the level.
 
     Raises:
         ValueError: There is a single fold.
@@ -63,8 +65,9 @@ def fold_interval(
     if k < 2:
         raise ValueError(f"values has {k} fold: an interval over folds needs two of them")
     quantile = student_t(level, k - 1) if t is None else t
-    half = quantile * values.std(-1)
-    return interval_around(values.mean(-1), half * math.sqrt(1 / k + 1 / (k - 1)))
+    # The standard error of the mean is the standard deviation times this factor.
+    factor = math.sqrt(1 / k + 1 / (k - 1))
+    return interval_around(values.mean(-1), quantile * values.std(-1) * factor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +106,11 @@ class Importance:
         return self._drops_by_fold([features for features in self.sets if len(features) == 1])
 
     def pair_effects(self) -> Estimate:
-        """Return the interaction S_a + S_b - S_ab - S of each requested pair, (l, pairs).
+        """Return how two features interact in each layer, for each requested pair, (l, pairs).
 
-        S is the score, S_a the score with feature a permuted, and S_ab that with both permuted
-        together. In drops of the score this is drop(ab) - drop(a) - drop(b).
+        It is S_a + S_b - S_ab - S, with S the held-out score, S_a the score with feature a
+        permuted, and S_ab that with both permuted together. In terms of how much the score drops,
+        this is drop(ab) - drop(a) - drop(b).
         """
         pairs = [features for features in self.sets if len(features) == 2]
         both = self._drops_by_fold(pairs)
@@ -115,12 +119,14 @@ class Importance:
         return self._over_folds(both - first_alone - second_alone)
 
     def p_values(self) -> Float[Tensor, "l f"]:
-        """Return (1 + #{null ≥ importance}) / (1 + #null) of each feature in each layer.
+        """Return the p-value of the importance of each feature in each layer.
 
-        It is NaN where groups are too few.
+        It is (1 + #{null ≥ importance}) / (1 + #null), with the null draws, the importances of the
+        feature in the layer after it was made irrelevant. It is NaN if there were too few groups
+        of stimuli for null draws.
 
         Raises:
-            ValueError: There are no null draws, as null=199 gives.
+            ValueError: There are no null draws; null=199, for instance, asks for 199 of them.
         """
         return self._p_values_against_null(largest=False)
 
@@ -173,12 +179,12 @@ class Importance:
         return p.where(~null.isnan().any(0), torch.nan)
 
     def _drops_by_fold(self, sets: Sequence[FeatureSet]) -> Float[Tensor, "l t k"]:
-        """Return how much the score drops when each of t sets of features is permuted, by fold.
+        """Return how much the score drops when a set of features is permuted, in each fold.
 
-        It is the mean over permutations.
+        It is the mean over permutations, for each of l layers, t sets and k folds.
 
         Args:
-            sets: The sets, each of which is one of `self.sets`.
+            sets: The sets of features to return, each of them one of `self.sets`.
         """
         indices = [self.sets.index(features) for features in sets]
         mean_drops = self.drops.mean(2)  # over permutations, (l, k, all sets)
@@ -320,7 +326,9 @@ def _importance_of_exchanged_feature(
 ) -> Float[Tensor, " l"]:
     """Return the importance of a feature in each layer if its values are exchanged before fitting.
 
-    This is one draw of the null: fits and permutations are repeated with the exchanged values.
+    Importance is how much the held-out score drops if the feature is permuted after the fit, mean
+    over folds and permutations. The exchange before the fit makes the feature irrelevant, so this
+    is one draw of the null.
 
     Args:
         model: The parameters of the fits.
@@ -392,25 +400,27 @@ def _held_out_folds(
 ) -> Iterator[_HeldOutFold]:
     """Yield the folds of the cross-validation, with the orders in which test stimuli are permuted.
 
+    A fold is some stimuli with all pairs of them, or, under recipe="paper", some pairs.
+
     Args:
         model: The parameters of the fits.
         table: The data.
         folds: How many folds there are.
-        permutations: How often the test stimuli of each fold are permuted.
-        strata: The stratum of each stimulus, within which values move.
+        permutations: How often the test stimuli, or pairs, of each fold are permuted.
+        strata: The stratum of each stimulus, within which values move; unused for folds of pairs.
         generator: Draws the permutations.
         seed: The seed of the folds.
     """
     pairs = table.stimulus_pairs
     fold_of = model.folds_of(pairs, folds, seed, table.groups).to(strata.device)
-    # Folds divide the stimuli or, under recipe="paper", chosen pairs.
-    for train_units, test_units in splits(fold_of):
+    for train_units, test_units in splits(fold_of):  # stimuli, or pairs
         train = pairs.subset(train_units)
         test = pairs.subset(test_units)
         train_groups = None if table.groups is None else table.groups[train_units]
         division = model.divide(train, train_groups)
-        test_strata = torch.zeros(len(test_units))  # chosen pairs have no strata
-        if not pairs.folds_divide_pairs:
+        if pairs.folds_divide_pairs:
+            test_strata = torch.zeros(len(test_units))  # a single stratum, as pairs have none
+        else:
             test_strata = strata[test_units]
         orders = [_shuffled_within(test_strata, generator) for _ in range(permutations)]
         yield _HeldOutFold(train, test, division, orders)
@@ -439,13 +449,14 @@ def _fit_and_score(
 ) -> _ScoredFit:
     """Fit a model to the training pairs of a fold, and score it on the held-out pairs.
 
-    Those are scored as they are, and with each set of features permuted. Constant predictions
-    score 0. Drops of the score that are only rounding are 0.
+    The score is Spearman's ρ of predicted and neural distances. It is computed for the held-out
+    pairs as they are, and then with each set of features permuted, which gives the drops of the
+    score. Constant predictions score 0. Drops that are only rounding are set to 0.
 
     Args:
         model: The parameters of the fit.
         values: The features of all stimuli as numbers.
-        columns: How the table was read.
+        columns: The names, kinds and levels of the features.
         fold: The fold, with r orders in which test stimuli are permuted.
         sets: The t sets of features that are permuted in each of these orders.
     """
@@ -461,7 +472,7 @@ def _fit_and_score(
         for moved_features in sets:
             variants.append(test.permuted(features, differences, moved_features, order))
     all_scores = test.score(variants, fitted.terms, fitted.weights)  # (1 + r t, l)
-    all_scores = all_scores.nan_to_num(0.0)  # of constant predictions
+    all_scores = all_scores.nan_to_num(0.0)  # constant predictions have no ρ
     scores = all_scores[0]
     permuted_scores = all_scores[1:].view(len(fold.orders), len(sets), len(scores))
     drops = scores - permuted_scores  # (r, t, l)

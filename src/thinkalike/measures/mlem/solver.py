@@ -71,18 +71,21 @@ class FittedWeights(NamedTuple):
 
     @property
     def matrices(self) -> Float[Tensor, "l f"] | Float[Tensor, "l f f"]:
-        """W of each layer: only its diagonal (f) if no interactions were fitted, else (f, f).
+        """The matrix W of the weights of features in each layer, or only its diagonal.
 
-        If each pair of levels of some feature has a weight, it is the mean weight of each feature.
+        W is (f, f) if products of two different features have weights, W_fg, else its diagonal
+        (f). If some feature has a weight for each pair of its levels, the diagonal has the mean
+        weight of each feature.
         """
         if any(is_level_pair(term) for term in self.terms):
             # The last weight of a feature is that of a new level, which is the mean weight.
             last_weights = [weight_slice.stop - 1 for _, weight_slice in weight_slices(self.terms)]
             return self.weights[:, last_weights]
-        norms = _entry_norms(self.terms).to(self.weights)
-        has_interactions = bool((norms > 1).any())
+        entry_norms = _entry_norms(self.terms).to(self.weights)  # 1, or √2 off the diagonal
+        has_interactions = bool((entry_norms > 1).any())
         if has_interactions:
-            return to_matrix(self.weights / norms)
+            # The weights are W_ff and 2 W_fg, and `to_matrix` takes W_ff and √2 W_fg.
+            return to_matrix(self.weights / entry_norms)
         return self.weights
 
 
@@ -157,13 +160,19 @@ def fit_weights(
 
 
 def _entry_norms(terms: Sequence[Term]) -> Float[Tensor, " r"]:
-    """Return 1 for each term (f, f) and √2 for each term (f, g) with f ≠ g, without the intercept.
+    """Return 1 for each term (f, f) and √2 for each term (f, g) with f ≠ g.
 
-    The term (f, g) is the entry W_fg of a symmetric matrix. The entries on and above the diagonal,
-    multiplied by these factors, are a vector whose norm is the Frobenius norm of W.
+    The term (f, g) stands for the entry W_fg of a symmetric matrix W, and for W_gf. These factors
+    are the norms of the two together: the entries on and above the diagonal, multiplied by them,
+    are a vector whose norm is the Frobenius norm of W.
+
+    Args:
+        terms: The 1 + r terms, the intercept first, which has no factor.
     """
-    norms = [1.0 if f == g else 2**0.5 for f, g in terms[1:]]
-    return torch.tensor(norms, dtype=torch.float64)
+    entry_norms = []
+    for f, g in terms[1:]:
+        entry_norms.append(1.0 if f == g else 2**0.5)
+    return torch.tensor(entry_norms, dtype=torch.float64)
 
 
 def _constant_terms(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[Tensor, " r"]:

@@ -168,17 +168,19 @@ def _references_of_layer(
     half: Int[Tensor, " n"],
     remaining: Bool[Tensor, "m n"],
 ) -> Float[Tensor, " m"]:
-    """Return the split-half reference of a layer, for each of m sets of stimuli.
+    """Return how well half of the stimuli predicts distances in the other half, in one layer.
 
-    For the halves A and B of the stimuli it is the mean of ρ(B, A) / √r over both directions. ρ
-    is Spearman's correlation of the distances of pairs in B with the mean distances of the same
-    cells in A, and r the reliability of these means. It is NaN for a set with r ≤ 0.
+    Stimuli with the same level in every feature are one cell. ρ(B, A) is Spearman's correlation,
+    over pairs of stimuli in half B, of their distance and the mean distance in half A between
+    stimuli of the same two cells. The reference is the mean of ρ(B, A) / √r and ρ(A, B) / √r, with
+    r the reliability of the mean distances, their ρ in both halves. It is computed for each of m
+    sets of stimuli, and is NaN for a set with r ≤ 0.
 
     Args:
-        distances: The distances of the n stimuli in one layer.
-        cells: The cell of each stimulus, from 0: its combination of levels of all features.
+        distances: The distances of the n stimuli in the layer.
+        cells: The cell of each stimulus, as a number from 0.
         half: The half of each stimulus, 0 or 1.
-        remaining: Which stimuli each set has.
+        remaining: Which stimuli each set has, such as all and those without a part.
     """
     cell_count = int(cells.max()) + 1
     halves = []
@@ -188,11 +190,11 @@ def _references_of_layer(
         pair_indices = upper_triangle_indices(len(stimuli))  # i n + j for i < j
         first = stimuli[pair_indices // len(stimuli)]
         second = stimuli[pair_indices % len(stimuli)]
-        # One number for the two cells of a pair, in either order.
+        # One number for the two cells of a pair of stimuli, the same for both orders.
         cells_of_pair = torch.stack([cells[first], cells[second]])
         cell_pairs = cells_of_pair.amin(0) * cell_count + cells_of_pair.amax(0)
-        is_remaining = remaining[:, first] & remaining[:, second]
-        levels = levels_of(squared_distances)
+        is_remaining = remaining[:, first] & remaining[:, second]  # in each set
+        levels = levels_of(squared_distances)  # whole numbers in the order of the distances
         halves.append(_HalfPairs(squared_distances, levels, cell_pairs, is_remaining))
     references = []
     for set_number in range(len(remaining)):

@@ -36,11 +36,12 @@ class StimulusPairs:
         chosen_pairs: Int[Tensor, " p"] | None = None,
         squared_distances: Float[Tensor, "l p"] | None = None,
     ):
-        """Store the distances in each layer, and which stimuli and pairs of stimuli these are of.
+        """Store the distances of n stimuli in each of l layers, and which pairs of them are used.
 
-        `stimuli` are rows of the feature table, all of them if None. `chosen_pairs` are flat
-        indices i n + j into the n x n matrix of the stimuli, all pairs i < j if None. The squared
-        distances of these pairs may be known from before.
+        `stimuli` are their row indices in the feature table, all rows if None. `chosen_pairs` are
+        the pairs (i, j) to use, as flat indices i n + j into the n x n matrix of the stimuli; all
+        pairs i < j if None. `squared_distances` are those of the chosen pairs, if the caller has
+        them; None: they are computed when asked for.
         """
         if stimuli is None:
             stimuli = torch.arange(len(layers[0]), device=layers[0].states.device)
@@ -61,11 +62,14 @@ class StimulusPairs:
         return len(self.chosen_pairs)
 
     def subset(self, units: Int[Tensor, " k"]) -> StimulusPairs:
-        """Return the pairs of some of the stimuli, or some of the chosen pairs, as in a fold.
+        """Return only the pairs in some part of the data, such as the training folds.
+
+        The part is some of the stimuli, with all pairs of them, or if this object has chosen
+        pairs, some of these.
 
         Args:
-            units: The positions of these stimuli in `stimuli`, or, if folds divide pairs, of these
-                pairs in `chosen_pairs`.
+            units: The positions of the remaining stimuli in `stimuli`, or of the remaining pairs
+                in `chosen_pairs`.
         """
         if self.chosen_pairs is None:
             layers = [layer.take(units) for layer in self.layers]
@@ -77,7 +81,7 @@ class StimulusPairs:
 
     @cached_property
     def pair_indices(self) -> Int[Tensor, " p"]:
-        """The pair (i, j) of n stimuli as the index i n + j into their flattened n x n matrix.
+        """The index i n + j of each pair (i, j), into the flattened n x n matrix of the n stimuli.
 
         These are the chosen pairs, or all pairs i < j if none were chosen.
         """
@@ -104,7 +108,9 @@ class StimulusPairs:
 
     @cached_property
     def ranks(self) -> Float[Tensor, "l p"]:
-        """The mid-ranks of the distances of the pairs in each layer, centred and of norm 1.
+        """The ranks of the distances of the pairs in each layer, centred and of norm 1.
+
+        Equal distances share the mean of their ranks.
 
         Raises:
             ValueError: All distances of a layer are equal.
@@ -116,10 +122,12 @@ class StimulusPairs:
         )
 
     def differences(self, features: Features) -> list[Tensor]:
-        """Return how the stimuli of each pair differ, Δ, feature by feature.
+        """Return how the two stimuli of each pair differ, Δ: a tensor (p) for each feature.
 
-        Δ is bool where only equal and different levels are told apart, a distance for a scaled
-        feature, and the code of the two levels where each pair of levels has a weight.
+        What Δ is depends on the feature. It is bool, whether the values differ, for an indicator;
+        the distance of the values divided by their range, for a scaled feature; and the code of
+        the two levels, from 1 on (0: equal), if the model has a weight of its own for each pair of
+        levels of the feature.
 
         Args:
             features: The features of all stimuli of the table.
@@ -140,8 +148,9 @@ class StimulusPairs:
     ) -> list[Tensor]:
         """Return Δ of the pairs, feature by feature, after some features were permuted.
 
-        Δ says how the stimuli of a pair differ in a feature. The values of the permuted features
-        move between stimuli. If folds divide pairs and not stimuli, Δ moves between pairs instead.
+        Δ says how the stimuli of a pair differ in a feature. Permuting a feature moves its values
+        between stimuli, from which Δ is computed anew. If folds divide chosen pairs, and not
+        stimuli, Δ itself moves between pairs instead.
 
         Args:
             features: The features of all stimuli of the table.
@@ -166,8 +175,9 @@ class StimulusPairs:
         """Return the sums of products for a least-squares fit of squared distances on features.
 
         Entry (s, a, b) is Σ x_a x_b over the pairs of set s, with x_a the regressor of term a of
-        the model. From b = t on it is Σ x_a y, with y the squared distance of the pair in a layer.
-        Set 0 is all pairs; if there are several folds, set 1 + k is all pairs without fold k.
+        the model, its value for a pair of stimuli. The last of the u = t + l columns, b ≥ t, are
+        Σ x_a y, with y the squared distance of the pair in each of l layers. Set 0 is all pairs;
+        if there are several folds, set 1 + k is all pairs without fold k.
 
         Args:
             features: The features of all stimuli of the table.

@@ -217,15 +217,18 @@ class _SumsOfAgreeing:
     """
 
     def __init__(self, levels: Int[Tensor, "n f"], fold_of: Int[Tensor, " n"]):
-        """Store the levels and folds, and cache the results of three methods.
+        """Store what sums over the pairs of stimuli with equal levels of some features need.
 
-        A negative level is a missing value that is ignored.
+        Levels count from 0; -1 is a missing value that is ignored.
         """
         self.levels = levels.long()
         self.fold_of = fold_of
         self.fold_count = int(fold_of.max()) + 1
         self.has_ignored = (levels < 0).any(0).tolist()  # for each feature
-        self.level_counts = (levels.amax(0) + 2).tolist()  # with the ignored level -1
+        # How many values a level can have: -1, 0, ..., the greatest level of the feature.
+        self.level_counts = (levels.amax(0) + 2).tolist()
+        # The same classes of stimuli, sizes of classes and numbers of pairs within classes are
+        # asked for again and again, for different terms, so each is computed once.
         self.classes = cache(self._classes)
         self.counts = cache(self._counts)
         self.pairs = cache(self._pairs)
@@ -237,15 +240,18 @@ class _SumsOfAgreeing:
     ) -> Float[Tensor, " s"]:
         """Return the sum over the pairs of stimuli that differ in every one of some features.
 
-        It is computed for each of s sets of stimuli. By inclusion and exclusion, it is
-        Σ_T (-1)^|T| times the sum over the pairs that agree on T, over all subsets T of the
-        features.
+        It is computed for each of s sets of stimuli. By inclusion and exclusion, it is the sum
+        over all subsets T of the features of (-1)^|T| times the sum over the pairs that agree on
+        T. Stimuli whose value of one of the features is an ignored missing one differ from none,
+        so they are left out of every term.
 
         Args:
             features: The indices of the features.
-            sum_within: Takes `agree` and `needed`, and returns for each set the sum over the pairs
-                that agree on the features of `agree` and have no ignored value in `needed`.
+            sum_within: The quantity to sum, such as `pairs`, which counts pairs. It takes two
+                tuples of features, `agree` and `needed`, and returns for each set the sum over the
+                pairs that agree on the features of `agree` and have no ignored value in `needed`.
         """
+        # Only features with ignored values can exclude a stimulus.
         needed = tuple(feature for feature in features if self.has_ignored[feature])
         signed_sums = []
         for size in range(len(features) + 1):
@@ -254,19 +260,24 @@ class _SumsOfAgreeing:
         return torch.stack(signed_sums).sum(0)
 
     def _classes(self, agree: FeatureIndices, needed: FeatureIndices) -> _AgreeingStimuli:
-        """Return the classes of stimuli with equal levels in all features of `agree`, by fold.
+        """Number the classes of stimuli that have equal levels in all features of `agree`.
 
-        Stimuli with an ignored missing value, level -1, of a feature of `needed` belong to no
-        class.
+        Returns:
+            The stimuli that belong to a class, the fold and the class of each in one number
+            (fold * class_count + class), and the class count. Stimuli with an ignored missing
+            value, level -1, of a feature of `needed` belong to no class.
         """
         class_of = torch.zeros_like(self.fold_of)  # of each stimulus
         class_count = 1
-        # The class is a mixed-radix number, whose digits are the levels + 1, so that -1 is 0.
+        # The class is a number with a digit for each feature, its level + 1, as levels are -1 or
+        # more. The digits of a feature run from 0 to its `level_counts` - 1.
         for feature in agree:
             digit = self.levels[:, feature] + 1
             class_of = class_of * self.level_counts[feature] + digit
             class_count *= self.level_counts[feature]
-            if class_count > 4 * len(class_of):  # most classes are empty: number the others anew
+            # Sums have an entry for each class, so if most classes are empty, the others are
+            # renumbered without gaps.
+            if class_count > 4 * len(class_of):
                 _, class_of = torch.unique(class_of, return_inverse=True)
                 class_count = int(class_of.max()) + 1
         has_needed_values = (self.levels[:, list(needed)] >= 0).all(1)
@@ -288,12 +299,13 @@ class _SumsOfAgreeing:
     def squared_distance_sums(
         self, states: Float[Tensor, "n d"]
     ) -> Callable[[FeatureIndices, FeatureIndices], Float[Tensor, " s"]]:
-        """Return a function that sums squared distances over the pairs of stimuli of one class.
+        """Return a function that sums squared distances over the pairs of stimuli of each class.
 
         A class is the stimuli with equal levels of all features in `agree`, without those that
-        have an ignored value of a feature in `needed`. The function takes `agree` and `needed`,
-        and returns for each set of stimuli the sum over classes of n Σ ‖x‖² - ‖Σ x‖², for the n
-        states x of a class. It keeps its results.
+        have an ignored missing value of a feature in `needed`. The function takes `agree` and
+        `needed`, tuples of features. It returns, for each of s sets of stimuli (all and, if there
+        are several folds, all but each fold), the sum over classes of n Σ ‖x‖² - ‖Σ x‖². This is
+        Σ ‖x - y‖² over the pairs of the n states of a class. Results are cached.
         """
         # In panels, as the squares of all states at once would take the memory of the states.
         panels = states.split(ROWS_AT_ONCE)
@@ -301,17 +313,17 @@ class _SumsOfAgreeing:
 
         @cache
         def sum_within(agree: FeatureIndices, needed: FeatureIndices) -> Tensor:
-            """Return the sum of squared distances over pairs of stimuli of one class, by set."""
+            """Return the sum of squared distances over the pairs within classes, for each set."""
             stimuli, keys, class_count = self.classes(agree, needed)
             rows = states
             squared_norms_of_rows = squared_norms
-            if len(stimuli) < len(states):
+            if len(stimuli) < len(states):  # else indexing would copy all states
                 rows = states[stimuli]
                 squared_norms_of_rows = squared_norms[stimuli]
-            total = self._sums_by_class(keys, rows, class_count)  # Σ x, (s, c, d)
-            norm_total = self._sums_by_class(keys, squared_norms_of_rows, class_count)[..., 0]
-            weighted_norms = self.counts(agree, needed) * norm_total  # n Σ ‖x‖², (s, c)
-            return weighted_norms.sum(-1) - total.square().sum((-2, -1))
+            state_sums = self._sums_by_class(keys, rows, class_count)  # Σ x, (s, c, d)
+            norm_sums = self._sums_by_class(keys, squared_norms_of_rows, class_count)[..., 0]
+            weighted_norms = self.counts(agree, needed) * norm_sums  # n Σ ‖x‖², (s, c)
+            return weighted_norms.sum(-1) - state_sums.square().sum((-2, -1))
 
         return sum_within
 
@@ -323,9 +335,9 @@ class _SumsOfAgreeing:
         The sets are all stimuli and, if there are several folds, all but those of each fold.
 
         Args:
-            keys: The fold and the class of each row, as fold * class_count + class.
-            rows: The rows.
-            class_count: How many classes a fold has.
+            keys: The fold and the class of each row in one number: fold * class_count + class.
+            rows: A row of numbers for each stimulus, such as its state.
+            class_count: How many classes c a fold has.
         """
         sums = rows.new_zeros(self.fold_count * class_count, rows.shape[1])
         sums.scatter_add_(0, keys[:, None].expand_as(rows), rows)
@@ -351,9 +363,10 @@ def sums_over_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
 def level_counts(features: Features, fold_of: Int[Tensor, " n"]) -> list[Float[Tensor, "s _"]]:
     """Return for each feature how many stimuli have each of its levels, in each of s sets.
 
-    The sets are all stimuli and, if there are several folds, all but those of each fold. Only the
-    levels of features with a weight for each pair of levels are counted, (s, levels); it is (s, 0)
-    for other features. Levels that are new to training count as the last.
+    The sets are all stimuli and, if there are several folds, all but those of each fold. Only
+    features of which each pair of levels has a weight of its own have counts, (s, levels); it is
+    (s, 0) for the others. Levels that are new to training count as the last one; ignored missing
+    values are not counted.
 
     Args:
         features: The features of the stimuli.
@@ -361,11 +374,12 @@ def level_counts(features: Features, fold_of: Int[Tensor, " n"]) -> list[Float[T
     """
     one_each = torch.ones(len(fold_of), 1, dtype=torch.float64, device=fold_of.device)
     counts = []
+    # A feature without such weights has a `level_count` of 0.
     for levels, level_count in zip(features.levels.T, features.weighted_level_counts, strict=True):
         training_levels = levels.clamp(max=level_count - 1)
-        counts.append(
-            _column_sums_by_level(training_levels, level_count, one_each, fold_of)[..., 0]
-        )
+        # Sums of ones are counts.
+        sums = _column_sums_by_level(training_levels, level_count, one_each, fold_of)
+        counts.append(sums[..., 0])
     return counts
 
 
@@ -390,16 +404,18 @@ class _FeatureForms(NamedTuple):
 
     @classmethod
     def of(cls, features: Features, feature: int, weight_slice: slice) -> _FeatureForms:
-        """Return the terms of one feature as bilinear forms of columns of the two stimuli.
+        """Return the terms of one feature as bilinear forms z_i' C z_j of stimuli i and j.
 
-        The feature is scaled, or each pair of its levels has a weight.
+        z are columns of numbers that a stimulus has of this feature. The feature is scaled, with a
+        single term, or has a term for each pair of its levels.
 
         Args:
             features: The features of the stimuli.
             feature: The index of the feature.
             weight_slice: The slice of its weights among all weights, without the intercept.
         """
-        # Among all terms, of which the intercept is the first: weight i is that of term i + 1.
+        # Term 0 is the intercept, so weight i is that of term i + 1, and the last weight, number
+        # `stop` - 1, that of term `stop`.
         first_term = weight_slice.start + 1
         last_term = weight_slice.stop
         if features.weighted_level_counts[feature]:
@@ -411,42 +427,46 @@ class _FeatureForms(NamedTuple):
     def _of_level_pairs(
         cls, features: Features, feature: int, first_term: int, stop: int
     ) -> _FeatureForms:
-        """Return the terms of the pairs of levels of a feature.
+        """Return the terms of a feature that has one for each pair of its levels.
 
-        They are bilinear forms in columns h, one for each level, which are 1 for stimuli with this
-        level, else 0.
+        With a column h for each level, which is 1 for stimuli with this level, else 0, the term of
+        the levels a and b is the bilinear form h_a,i h_b,j + h_b,i h_a,j of stimuli i and j.
 
         Args:
             features: The features of the stimuli.
             feature: The index of the feature.
-            first_term: The index of its first term.
-            stop: The index after its last term for levels known from training.
+            first_term: The index of its first term among all terms.
+            stop: The index after its last term of two levels that are known from training.
         """
         device = features.levels.device
         level_count = features.weighted_level_counts[feature]
         first, second = torch.triu_indices(level_count, level_count, 1, device=device)
-        levels = features.levels[:, feature].clamp(min=-1).long()  # -1: ignored
-        # Column 0, that of ignored values, is left out.
+        # Negative levels, those of ignored missing values, become -1. `one_hot` takes levels + 1,
+        # so they fall into column 0, which is dropped: they are 0 in all remaining columns.
+        levels = features.levels[:, feature].clamp(min=-1).long()
         has_level = one_hot(levels + 1, level_count + 1)[:, 1:].double()
         terms = torch.arange(first_term, stop, device=device)
         return cls(terms, has_level, (first, second))
 
     @classmethod
     def _of_scaled(cls, features: Features, feature: int, term: int) -> _FeatureForms:
-        """Return the term Δ² of a scaled feature, as a bilinear form in the columns p, x, x², q.
+        """Return the term Δ² of a scaled feature as a bilinear form of two stimuli.
 
-        p is 1 for stimuli with a position x, else 0, and q is 1 for stimuli without one, unless
-        their missing value is ignored. x is less its mean, which cancels in Δ.
+        Δ is how far apart the positions x of two stimuli on the feature are, divided by its range,
+        or 1 if only one of them has a position. The form, `SCALED_FORM`, takes four columns:
+        p, which is 1 for stimuli with a position, else 0; x and x²; and q, which is 1 for stimuli
+        whose value is missing and not ignored. The mean of x, which cancels in Δ, is subtracted.
 
         Args:
             features: The features of the stimuli.
             feature: The index of the feature.
-            term: The index of the term.
+            term: The index of the term among all terms.
         """
         position = features.positions[:, feature] / features.ranges[feature]
-        has_position = ~position.isnan()
+        has_position = ~position.isnan()  # p
         x = torch.where(has_position, position - position.nanmean(), 0)
-        is_missing = ~has_position & (features.levels[:, feature] >= 0)
+        is_ignored = features.levels[:, feature] < 0
+        is_missing = ~has_position & ~is_ignored  # q
         columns = torch.stack([has_position.double(), x, x.square(), is_missing.double()], 1)
         return cls(torch.tensor([term], device=columns.device), columns, None)
 
@@ -479,10 +499,10 @@ class _FeatureForms(NamedTuple):
                 feature times the d columns of the other one.
         """
         if other.level_pairs is None:
-            form = shared.new_tensor(SCALED_FORM)  # D, of Δ² of the other feature
-            product = shared @ form @ shared.mT  # M D' M', as D is symmetric
+            form = shared.new_tensor(SCALED_FORM)  # D, of Δ² of the other feature; symmetric
+            product = shared @ form @ shared.mT  # M D' M'
             return self.sums_with(product)[..., None]
-        if self.level_pairs is None:
+        if self.level_pairs is None:  # only this feature is scaled: exchange the two
             return other.times(self, shared.mT).mT
         # A term of this feature is 1 if one stimulus has level a and the other b, a term of the
         # other feature likewise for its levels c and d. Both are 1 if the stimuli have (a, c) and
@@ -697,9 +717,10 @@ def sums_of_given_pairs(
 
 
 def _products(term_values: list[Tensor], squared_distances: list[Tensor]) -> Float[Tensor, "t u"]:
-    """Return Σ x_a x_b over some pairs of stimuli, with x_a the regressor of term a.
+    """Return [X'X, X'D], (t, t + l): sums over some pairs of stimuli for a least-squares fit.
 
-    Further columns are Σ x_a y, with y the squared distance of a pair in each layer.
+    X has a row for each pair, with the regressor of each term; D has its squared distance in each
+    layer.
 
     Args:
         term_values: The regressor of each of t terms at the pairs.
