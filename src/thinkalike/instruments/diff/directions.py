@@ -132,7 +132,7 @@ def _massive_states(
         n_rows, n_tokens, _ = states_by_layer[0].shape
         is_first = torch.zeros(n_rows, n_tokens, dtype=torch.bool)
         is_first[:, 0] = True
-        is_first_by_batch.append(is_first[:, :-1].flatten())
+        is_first_by_batch.append(is_first[:, :-1].flatten())  # nothing follows the last token
     is_massive = massive([before, after], torch.cat(is_first_by_batch))
     if is_massive is None:  # no state is massive
         return none_left_out

@@ -94,8 +94,10 @@ def asks_only_what_was_taught(result: Result) -> bool:
 def _lines_of_text(result: Result) -> Iterator[str]:
     """Yield the lines about the predictions of both models on text.
 
-    A line is left out if its numbers were not computed. The null, that effects are compared with,
-    is random changes of the same size, or copies of the base that were trained further.
+    A line is left out if its numbers were not computed. All but the first are left out if the job
+    asked only what the changed model was taught: then no module or output was exchanged. The null,
+    that effects are compared with, is random changes of the same size, or copies of the base that
+    were trained further.
     """
     numbers = result.scalars
     tables = result.tables
@@ -544,10 +546,11 @@ def _more_than_elsewhere(tokens: pd.DataFrame) -> str:
 
 
 def _contrasts_in_words(table: pd.DataFrame, numbers: Numbers) -> str:
-    """Return in words which words' contrasts changed more than by the null and than other words'.
+    """Return in words which contrasts of words changed more than in the null and than the rest.
 
     A contrast is how much a feature of a word, such as number, moves the log-odds of two
-    continuations.
+    continuations. The null consists of random changes of the same size, or of copies of the base
+    that were trained further. `t` is how far a word stands out, in standard errors.
 
     Args:
         table: A row for each word.

@@ -183,7 +183,10 @@ class LayerPairComparison:
             self.error = error
 
     def _with_names_of_layers(self, reason: str) -> str:
-        """Return what a metric says, which numbers the layers of each side from 0, with names."""
+        """Return an error message of a metric with the names of layers in place of their indices.
+
+        A metric counts the layers of either side from 0: "source layer 3".
+        """
         layers_by_side = {"source": self.source.layers, "target": self.target.layers}
 
         def name_layer(match: re.Match[str]) -> str:

@@ -119,7 +119,11 @@ def numbers_of_user(value: object, kind: str, shape: tuple[int, ...] = ()) -> Te
 
 
 def _with_nan_for_masked(value: object) -> object:
-    """Return a value with NaN in place of what NumPy masks, of which others read what is below."""
+    """Return a value with NaN in place of masked entries of NumPy arrays, as nested lists.
+
+    PyTorch would read the numbers behind the mask. Lists and tuples are searched for such arrays;
+    any other value is returned as it is.
+    """
     if isinstance(value, np.ma.MaskedArray):
         numbers = value.astype(np.result_type(value.dtype, np.float64))  # an integer has no NaN
         return np.ma.filled(numbers, np.nan).tolist()

@@ -267,18 +267,19 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
         is_distance: Whether smaller values mean more similar; the least similar pair then has the
             highest value.
     """
+    # Without the rows that compare two layers within one of two models.
     rows_of_both = rows_between_models(result.details)
     is_same_layer = (rows_of_both["source"] == rows_of_both["target"]) & (
         rows_of_both["source_layer"] == rows_of_both["target_layer"]
     )
-    different_layers = rows_of_both[~is_same_layer]
+    # For a model and itself, these are the pairs of consecutive layers.
     compared = rows_at_equal_depth(rows_of_both)
     if compared.empty:
         return []
 
     averaged = compared
     if is_same_layer.any():  # a model is compared with itself
-        averaged = different_layers
+        averaged = rows_of_both[~is_same_layer]
     mean = float(averaged["value"].mean())
     least = PairValue.of(row_of_least_similar(compared, is_distance))
     name = f"highest_{kind}" if is_distance else f"lowest_{kind}"

@@ -217,11 +217,12 @@ def compare_models(
     Args:
         source: The first model.
         target: The second model.
-        tests: The number of pairs of blocks for which p-values are corrected.
+        tests: The number of pairs of blocks for which p-values of hidden units are corrected.
         likeness: Whether units with similar weights are counted for blocks of the target that
             come from no block of the source.
         n_head_tests: The number of pairs of blocks for which p-values of heads are corrected.
     """
+    # Maps what the source reads into the residual stream of the target, if they differ.
     streams = comparable_streams(source, target)
     pairs = []
     for target_units in counted(target.units, "block"):

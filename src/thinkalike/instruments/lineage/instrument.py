@@ -218,7 +218,7 @@ def _scalars_of_lineage(comparisons: list[Comparison], origins: pd.DataFrame) ->
 
 
 def _facts_of_streams(comparison: Comparison) -> dict[str, object]:
-    """Return a table row about two models: how their residual streams are compared, and heads.
+    """Return a table row about two models: how their residual streams and heads are compared.
 
     `heads` is the number of attention heads of the model with fewer, and 0 if it is not known.
     """

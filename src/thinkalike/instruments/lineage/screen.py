@@ -199,7 +199,8 @@ def block_pairs_in_words(pairs: int) -> str:
 def show_lineage(result: Result) -> None:
     """Print which blocks of the target come from which blocks of the source.
 
-    A table follows if there are several runs of blocks, and then an explanation.
+    Successive blocks with successive origins are one run. A table follows if there are several
+    runs, and then an explanation.
 
     Args:
         result: A result of two models.
@@ -272,7 +273,8 @@ def no_origin_in_words(
 
     Args:
         result: A result of two models.
-        runs: The runs of blocks without an origin.
+        runs: The blocks without an origin (a block of the source that they come from). A run is
+            some successive blocks.
         source, target: The names of the models.
         n_all_runs: How many runs there are, including those that have an origin.
     """
@@ -310,9 +312,14 @@ def too_few_units_in_words(result: Result, run: BlockRun, target: str) -> str:
 
 
 def origin_in_words(run: BlockRun, source: str) -> str:
-    """Return where the blocks of a run come from, such as "are blocks 3 to 5 of a"."""
-    is_one = " to " not in run.target  # "3" or "3 to 5"
-    if run.shift == 0:
+    """Return where blocks of the target come from, such as "are blocks 3 to 5 of a".
+
+    Args:
+        run: Successive blocks that come from successive blocks of the source.
+        source: The name of the source.
+    """
+    is_one = len(run.numbers) == 1
+    if run.shift == 0:  # the blocks of the source have the same numbers
         return f"is that of {source}" if is_one else f"are those of {source}"
     return (
         f"is block {run.source} of {source}" if is_one else f"are blocks {run.source} of {source}"
@@ -320,13 +327,15 @@ def origin_in_words(run: BlockRun, source: str) -> str:
 
 
 def similarity_in_words(runs: list[BlockRun]) -> Iterator[str]:
-    """Yield a sentence about units with similar weights in any order, for blocks without origin.
+    """Yield a sentence about units of similar weights in blocks that no test found to be copied.
 
-    Such a block may be a copy whose units were reordered. Nothing is yielded if similar units were
-    not counted.
+    Such a block may be a copy whose units were reordered. The sentence is about the block with the
+    largest share of units that are similar to a unit of the other model's block, at any position.
+    Nothing is yielded if similar units were not counted.
 
     Args:
-        runs: The runs of blocks without an origin.
+        runs: The blocks without an origin (a block of the other model that they come from). A run
+            is some successive blocks.
     """
     counted = [run for run in runs if not math.isnan(run.similar_share)]
     if not counted:

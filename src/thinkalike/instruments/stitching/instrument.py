@@ -338,7 +338,7 @@ def _store_stitches(
     stitch = config.stitch
     widths = None
     rank = None
-    if stitch.trained:  # by these, the modules of trained maps are made anew
+    if stitch.trained:  # who loads the weights needs these to make the modules of the maps
         widths = (setting.source.d_model, setting.target.d_model)
         rank = stitch.rank
     facts = facts_of_stitches(

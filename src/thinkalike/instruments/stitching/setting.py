@@ -139,6 +139,7 @@ def load_setting(config: StitchJob) -> StitchSetting:
         replace(config.model, device=own_device(config.model.device, config.trainer)),
         replace(config.target, device=own_device(config.target.device, config.trainer)),
     )
+    # A model may be cut inside its blocks, before the MLP, instead of after them.
     source, target = _models_cut_as_asked(source, target)
     stitch = config.stitch
     if stitch.both and source is target:
@@ -302,7 +303,7 @@ def bytes_of_moments(
     """Return the bytes of the second moments of states, and of maps that are computed from them.
 
     Moments are d² numbers for each layer of the source, e² for each of the target and d e for each
-    layer pair, all of them for either half of the text, in float64.
+    layer pair, all of them for each half of the text, in float64.
 
     Args:
         source_width, target_width: The widths d and e.

@@ -243,8 +243,10 @@ def _table_of_layer(steps: Sequence[int], layer: int, cka: CKAResult) -> pd.Data
         layer: The number of the layer, for a column.
         cka: The CKA of the layer between every two checkpoints, in the order of `steps`.
     """
-    value = cka.with_bias  # (s, s); `simultaneous_band` subtracts the bias
+    value = cka.with_bias  # (s, s)
     without = cka.without  # (parts, s, s): without each part of the documents
+    # The bias that `simultaneous_band` subtracts is the mean of the values without a part, less
+    # its last argument: the value of all documents.
     to_last = simultaneous_band(value[:, -1], without[:, :, -1], value[:, -1])
     columns = {"step": list(steps), "layer": layer}
     columns |= interval_columns("similarity_to_last", to_last)
