@@ -212,7 +212,10 @@ class LayerR2(
         return label.replace(self.name, "R²")
 
     def show(self, result: Result) -> None:
-        """Print residual R² (after word, position and earlier tokens) and R² of the states."""
+        """Print residual R² (after word, position and earlier tokens) and R² of the states.
+
+        Results of earlier versions have only the latter.
+        """
         super().show(result)
         if "r2_forward" in result.details:
             for sentence in sentences_of_directions(at_equal_depth(result.details)):

@@ -466,11 +466,11 @@ def _effects_of_outputs(what: str, rows: pd.DataFrame, is_repeated: bool) -> str
         rows: A row for each output, or for each head, the greatest effect first.
         is_repeated: Whether a sentence of the same form came before, so that this may be short.
     """
-    components = {"attn_out": "attention", "mlp_out": "MLP"}
+    components = {"attn_out": "attention", "mlp_out": "MLP"}  # also TransformerLens's names
     named = rows.head(MOST_EFFECTS_NAMED)
     names = []
     for _, row in named.iterrows():
-        if row["output"] == "z":
+        if row["output"] == "z":  # TransformerLens's name for the output of one head
             names.append(f"head {row['layer']}.{row['head']:.0f}")
         else:
             names.append(f"{components[row['output']]} {row['layer']}")

@@ -189,7 +189,7 @@ def components_that_differ_first(table: pd.DataFrame, is_distance: bool) -> pd.D
     of different hook points, and pairs within one model.
 
     Args:
-        table: The table of layer pairs, whose layers are hook points of a model and a changed copy.
+        table: The table of layer pairs, whose layers are hook points of a model and its copy.
         is_distance: Whether smaller values mean more similar.
     """
     is_of_both_models = table["source"] != table["target"]

@@ -242,14 +242,15 @@ def sentences_of_lineage(
 
     Args:
         result: A result of two models.
-        runs: The blocks of the target in runs of successive origins.
+        runs: The blocks of the target. Successive blocks whose origins (the blocks that they come
+            from) are successive, too, are one run, and so are successive blocks without an origin.
         source, target: The names of the models.
     """
     without_origin = []
     for run in runs:
         if not run.is_tested:
             yield too_few_units_in_words(result, run, target)
-        elif run.shift is None:
+        elif run.shift is None:  # the blocks have no origin
             without_origin.append(run)
         else:
             origin = origin_in_words(run, source)

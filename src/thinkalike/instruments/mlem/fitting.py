@@ -122,7 +122,7 @@ def _check_sentences(measure: MLEMConfig, stimuli: Stimuli) -> None:
     """
     fewest = measure.folds
     if len(measure.alphas) > 1:
-        # The largest fold has ceil(fewest / folds) sentences. The others must fill the inner folds.
+        # The largest fold has ceil(fewest / folds) sentences; the rest must fill as many folds.
         while fewest - ceil(fewest / measure.folds) < measure.folds:
             fewest += 1
     count = len(stimuli.groups.unique())

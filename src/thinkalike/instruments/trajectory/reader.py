@@ -234,13 +234,15 @@ class CheckpointReader:
     def _importance(
         self, name: str, layers: Sequence[Float[Tensor, "n d"]]
     ) -> Float[Tensor, "l f k"]:
-        """Return the importance of each feature in each layer on each fold, by MLEM.
+        """Return the importance of each of f features in each layer on each of k folds, by MLEM.
 
         Args:
             name: The name of the checkpoint.
             layers: Its states of the stimuli.
         """
-        side = StimulusStates(name, list(range(len(layers))), list(layers), {})
+        layer_numbers = list(range(len(layers)))
+        # The origin is for the provenance of results, and is not needed.
+        side = StimulusStates(name, layer_numbers, list(layers), origin={})
         config = replace(self.config, measure=MLEMConfig(folds=self.measure.folds))
         _, importance = fit_profiles(config, self.stimuli, [side])
         return importance.by_fold()
