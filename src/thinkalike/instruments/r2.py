@@ -111,8 +111,8 @@ class LayerR2(
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the seconds that fitting linear maps takes, to estimate the job's time.
 
-        All maps are fitted twice: to states from which word, position and earlier tokens were
-        regressed out, and to the states as they are.
+        All maps are fitted twice at the words of the text: to states from which word, position and
+        earlier tokens were regressed out, and to the states as they are.
         """
         measure = config.measure_as(R2Config)
         # How many layers of each model are compared. A shape (its name and sizes) stands for the
@@ -133,7 +133,7 @@ class LayerR2(
         They have fewer layers of equal relative depth, and then also fewer words, but never fewer
         words than R² needs, unless the job itself asks for fewer.
         """
-        words = config.measure_as(R2Config).words
+        words = config.measure_as(R2Config).words  # how many words of text are read
         words_needed = fewest_words_for_r2(shape.width for shape in shapes.values())
         fewest = min(words_needed, words)
         # Each reduction has a number of layer pairs, and a number that divides the amount of text.

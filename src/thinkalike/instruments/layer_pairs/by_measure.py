@@ -145,7 +145,8 @@ class ByMeasure(LayerPairs[LayerMeasureConfig]):
         """Return an empty metric, which computes the measure from batches of states.
 
         Args:
-            settings: The settings of the measure; without a null there are no permutations.
+            settings: The settings of the measure. Permutations are only for its null
+                distribution; without one there are none.
             source_layers, target_layers: How many layers of the source and target are compared.
         """
         permutations = 0

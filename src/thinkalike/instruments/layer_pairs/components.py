@@ -183,10 +183,10 @@ def marked_components(
 
 
 def components_that_differ_first(table: pd.DataFrame, is_distance: bool) -> pd.DataFrame:
-    """Return a table of hook points of two models, first each with the same one of its copy.
+    """Return the rows of a table, first those that compare a hook point with the copy's same one.
 
-    Of these rows, those that differ most come first. All other rows follow in their order: pairs
-    of different hook points, and pairs within one model.
+    Of these, the hook points that differ most come first. All other rows follow in their order:
+    pairs of different hook points, and pairs within one model.
 
     Args:
         table: The table of layer pairs, whose layers are hook points of a model and its copy.

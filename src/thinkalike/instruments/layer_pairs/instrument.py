@@ -140,7 +140,7 @@ class LayerPairs(PairMeasure[Settings]):
                     comparison.update(metric, batch_of_metric)
                 runs.forget(of_batch=True)  # frees the states of this batch
         outcome = outcome_of_comparison(self, comparison)
-        level = comparison.batches.level  # whether tokens or words are compared
+        level = comparison.batches.level  # what is compared: tokens, words or stimuli
         work.processes.end_of_share()  # all processes end here but the first, which goes on
         if not self.has_bit_widths(config):
             return outcome

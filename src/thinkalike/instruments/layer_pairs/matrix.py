@@ -148,7 +148,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the rows of a table of layer pairs with the most similar layers first.
 
-        If components (heads, neurons and other hook points) of a model and a changed copy are
+        If components (heads, MLPs and other hook points) of a model and a changed copy are
         compared, the question is what changed: those that differ most from the same component of
         the copy come first.
         """

@@ -62,6 +62,7 @@ def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
 
     # A pool is some batches over which all models run at once.
     for number in pools_to_gather(comparisons, runs):
+        # The updates with the first batch of every comparison, then those with the second, ...
         for updates in _updates_in_step(comparisons, number):
             _update_together(updates)
             runs.forget(of_batch=True)

@@ -422,7 +422,10 @@ def origins_of_attention(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def streams_in_words(result: Result, source: str, target: str) -> str:
-    """Return in a sentence whether the models share a residual stream, or how it was aligned.
+    """Return in a sentence how the residual streams of two models were compared.
+
+    Either the models share a stream, or their streams were aligned by the embeddings of common
+    tokens, or embeddings cannot tell, and weights are compared as they are stored.
 
     Args:
         result: A result of two models.

@@ -298,8 +298,8 @@ def split_half_references(
 ) -> Columns:
     """Return columns of the split-half references of all features together, and of words.
 
-    A split-half reference says how well any model of these features, or of words, could predict
-    distances. Stimuli of the same combination of features (or of the same word) form a group. The
+    A split-half reference estimates how well a model of these features, or of words, could predict
+    distances; it is no bound. Stimuli of the same combination of features (or of the same word) form a group. The
     mean distance between two groups in one half of the stimuli predicts the distances between
     their stimuli in the other half. The reference is Spearman's ρ of both, corrected for noise
     and averaged over `references` random divisions into halves. With `references=0` there are no

@@ -187,7 +187,7 @@ def settings_of_smaller_jobs(
             else:
                 if not is_training_chosen:
                     settings |= CLOSED_FORM
-                settings["data.fit_tokens"] = tokens
+                settings["data.fit_tokens"] = tokens  # as many as maps are evaluated on
             settings["data.evaluation_tokens"] = tokens
         if tokens < LITTLE_EVALUATION_TEXT and shortest_context > SHORT_ROW:
             # In shorter rows, the same number of tokens comes from more documents.

@@ -124,7 +124,8 @@ def sentence_of_direction(table: pd.DataFrame, about_job: str = "") -> str:
 
     Args:
         table: The details of the direction, a row for each stitch.
-        about_job: What the sentence ends with, see `text_and_losses`; "" for nothing.
+        about_job: What the sentence ends with: the amount of text and the losses of both models
+            alone; "" for nothing.
     """
     target = table["target"].iloc[0]
     layers = _stitched_layers_in_words(table)
@@ -324,7 +325,8 @@ def show_penalties_of_direction(
     Args:
         table: The details of the direction, a row for each stitch.
         rows: The indices of the rows that the printed table shows.
-        about_job: What the sentence ends with, see `text_and_losses`; "" for nothing.
+        about_job: What the sentence ends with: the amount of text and the losses of both models
+            alone; "" for nothing.
     """
     first = table.iloc[0]
     unit = "nats per token"

@@ -343,10 +343,10 @@ def _check_memory(
         f"choose fewer layers, or {named_setting('stitch', 'low_rank')}",
     )
     if config.has_closed_forms:
-        maps = 1
+        maps = 1  # φ itself, or the map that its training starts from
         remedy = "choose fewer layers"
         if config.controls:
-            maps = 3  # least squares, Procrustes and a constant alone
+            maps = 3  # the controls: least squares, Procrustes and a constant alone
             remedy += f", {named_setting('stitch.controls', False)}"
         check_memory(
             f"closed forms of {len(pairs)} layer pairs need",

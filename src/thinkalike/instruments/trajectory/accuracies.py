@@ -238,8 +238,8 @@ def accuracy_curve(
     accuracy_of_step = balanced_accuracies(is_right, labels, groups, levels)
     # The intervals hold for all steps together.
     accuracy = simultaneous_band(
-        torch.stack([accuracy.value for accuracy in accuracy_of_step]),  # (s,)
-        torch.stack([accuracy.replicates for accuracy in accuracy_of_step], 1),  # (replicates, s)
+        torch.stack([estimate.value for estimate in accuracy_of_step]),  # (s,)
+        torch.stack([estimate.replicates for estimate in accuracy_of_step], 1),  # (replicates, s)
     )
     threshold = _threshold_of_null(null)
     # (resamples, s)

@@ -116,7 +116,11 @@ def one_task_per_feature(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
     measure = config.measure_as(TrajectoryConfig)
     task_of_feature: dict[str, Task] = {}
     for task in tasks_of_features_and_splits(
-        stimuli, SPLITS, measure.folds, measure.least, config.seed
+        stimuli,
+        SPLITS,  # folds that keep sentences together, and folds that keep words together
+        folds=measure.folds,
+        least=measure.least,  # levels of fewer stimuli are left out
+        seed=config.seed,
     ):
         # The task that holds out words follows the one that holds out sentences, and replaces it.
         if task.split == "sentence" or _has_one_level_per_word(task, stimuli):
