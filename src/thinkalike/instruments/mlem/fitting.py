@@ -299,11 +299,11 @@ def split_half_references(
     """Return columns of the split-half references of all features together, and of words.
 
     A split-half reference estimates how well a model of these features, or of words, could predict
-    distances; it is no bound. Stimuli of the same combination of features (or of the same word) form a group. The
-    mean distance between two groups in one half of the stimuli predicts the distances between
-    their stimuli in the other half. The reference is Spearman's ρ of both, corrected for noise
-    and averaged over `references` random divisions into halves. With `references=0` there are no
-    columns.
+    distances; it is no bound. Stimuli of the same combination of features (or of the same word)
+    form a group. The mean distance between two groups in one half of the stimuli predicts the
+    distances between their stimuli in the other half. The reference is Spearman's ρ of both,
+    corrected for noise and averaged over `references` random divisions into halves. With
+    `references=0` there are no columns.
 
     Args:
         config: The job.
