@@ -150,7 +150,7 @@ def summary_sentence(result: Result) -> str:
         )
     clauses = [what_changed, kl_in_words]
     if numbers["modules"] and not asks_only_what_was_taught(result):
-        clauses.append(_spread_of_effect(result.details))
+        clauses.append(_concentration_in_words(result.details))
     clauses += _most_affected_tokens(result.tables)
     return f"{'; '.join([*clauses, text])}."
 
@@ -178,8 +178,10 @@ def _count_of_modules(table: pd.DataFrame, modules: int) -> str:
     return in_words
 
 
-def _spread_of_effect(table: pd.DataFrame) -> str:
-    """Return in words whether putting back one module of the base undoes most of the change.
+def _concentration_in_words(table: pd.DataFrame) -> str:
+    """Return in words whether the effect of the change is concentrated in one module or spread.
+
+    It is concentrated if putting back this module of the base undoes a share of `CONCENTRATED`.
 
     Args:
         table: A row for each module. `restoring_effect` is the share of the KL that disappears

@@ -128,6 +128,7 @@ def _update_together(updates: Sequence[MetricUpdate]) -> None:
         key = _key_of_shared_products(update)
         updates_by_key.setdefault(key, []).append(update)
     for group in updates_by_key.values():
+        # `_add_with_shared_products` is False if some batch could not be compared.
         if len(group) > 1 and _add_with_shared_products(group):
             continue
         for update in group:

@@ -114,10 +114,11 @@ def answer(
         return _answer_of_one_model(label, most, least)
     sentence = _most_and_least_similar(label, most, least, len(compared))
     all_pairs = rows_of_both.dropna(subset="value")
+    most_of_all = most
     if len(all_pairs) > len(compared):
         sentence += _most_similar_of_all(all_pairs, most, is_distance)
-        most = row_of_most_similar(all_pairs, is_distance)
-    return f"{sentence}{_beyond_chance(most, uncomputed)}."
+        most_of_all = row_of_most_similar(all_pairs, is_distance)
+    return f"{sentence}{_beyond_chance(most_of_all, uncomputed)}."
 
 
 def _most_and_least_similar(label: str, most: pd.Series, least: pd.Series, pairs: int) -> str:
@@ -162,13 +163,13 @@ def _most_similar_of_all(
         is_distance: Whether smaller values mean more similar.
     """
     most = row_of_most_similar(all_pairs, is_distance)
-    sides = ["source_layer", "target_layer"]
-    is_most = (all_pairs[sides] == most[sides]).all(axis=1)
+    both_layers = ["source_layer", "target_layer"]
+    is_most = (all_pairs[both_layers] == most[both_layers]).all(axis=1)
     following = row_of_most_similar(all_pairs[~is_most], is_distance)
     extreme = "lowest" if is_distance else "highest"
     clause = f"; of all {len(all_pairs)} pairs, {_layer_pair_in_words(most)}"
     verb = "has" if most["source_layer"] == most["target_layer"] else "have"
-    if (most[sides] == most_at_equal_depth[sides]).all():
+    if (most[both_layers] == most_at_equal_depth[both_layers]).all():
         clause += f" {verb} the {extreme} value"
     else:
         value = span(most["value"], most["low"], most["high"], ".3f")

@@ -135,6 +135,7 @@ def load_setting(config: StitchJob) -> StitchSetting:
             directions are asked for between a model and itself.
         ResourceError: The stitches do not fit into memory.
     """
+    # Processes that share a job have a GPU each.
     source, target = load_models(
         replace(config.model, device=own_device(config.model.device, config.trainer)),
         replace(config.target, device=own_device(config.target.device, config.trainer)),
