@@ -141,7 +141,7 @@ class LayerPairs(PairMeasure[Settings]):
                 runs.forget(of_batch=True)  # frees the states of this batch
         outcome = outcome_of_comparison(self, comparison)
         level = comparison.batches.level  # what is compared: tokens, words or stimuli
-        work.processes.end_of_share()  # all processes end here but the first, which goes on
+        work.processes.end_of_share()  # all processes but the first end here
         if not self.has_bit_widths(config):
             return outcome
 

@@ -226,7 +226,7 @@ def compare_models(
     streams = comparable_streams(source, target)
     pairs = []
     for target_units in counted(target.units, "block"):
-        target_vectors = target.reading(target_units)
+        target_vectors = target.reading(target_units)  # the input weights of each unit
         for source_units in source.units:
             source_vectors = streams.in_target_stream(source.reading(source_units))
             sampled = sample_of(source_units.units)  # indices of units
@@ -296,7 +296,7 @@ def _add_similar_shares(comparison: Comparison) -> None:
     for target_units in target.units:
         if target_units in targets_with_origin:
             continue
-        target_vectors = target.writing(target_units)
+        target_vectors = target.writing(target_units)  # the output weights of each unit
         for pair in comparison.pairs:
             if pair.target == target_units and not comparison.has_too_few_units(pair):
                 source_vectors = comparison.streams.in_target_stream(source.writing(pair.source))

@@ -332,7 +332,8 @@ def similarity_in_words(runs: list[BlockRun]) -> Iterator[str]:
 
     Such a block may be a copy whose units were reordered. The sentence is about the block with the
     largest share of units that are similar to a unit of the other model's block, at any position.
-    Nothing is yielded if similar units were not counted.
+    If that share is large, a second sentence says that the block may be such a copy. Nothing is
+    yielded if similar units were not counted.
 
     Args:
         runs: The blocks without an origin (a block of the other model that they come from). A run
@@ -341,8 +342,8 @@ def similarity_in_words(runs: list[BlockRun]) -> Iterator[str]:
     counted = [run for run in runs if not math.isnan(run.similar_share)]
     if not counted:
         return
-    most = max(counted, key=lambda run: run.similar_share)
-    row = max(most.rows, key=lambda row: float(row["similar_units"]))
+    run_of_largest = max(counted, key=lambda run: run.similar_share)
+    row = max(run_of_largest.rows, key=lambda row: float(row["similar_units"]))
     share = number_text(row["similar_units"], ".0%")
     sentence = (
         f"Similarity: in any order, {share} of the units of block {row['target_layer']} match a "

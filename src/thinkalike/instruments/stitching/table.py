@@ -107,14 +107,14 @@ def bytes_by_document(
     rows: Int[Tensor, "rows context"],
     documents: Int[Tensor, "rows context"],
 ) -> Int[Tensor, " documents"]:
-    """Return how many bytes of UTF-8 text the predicted tokens of each document stand for.
+    """Return how many bytes of UTF-8 text the predicted tokens of each document decode to.
 
     Special tokens count as no bytes. For a character that is cut by the end of a document or row,
     the count may be off by a few bytes.
 
     Args:
         tokenizer: The tokenizer of the rows.
-        rows: The tokens, of which the first of each row is not predicted.
+        rows: The tokens. The first of each row is not predicted, and is left out.
         documents: The number of the document of each token.
     """
     # A stretch is a sequence of tokens of one document within a row.

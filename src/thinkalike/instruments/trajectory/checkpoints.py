@@ -142,8 +142,8 @@ def revision_by_step(model: ModelConfig, pattern: str = "*") -> dict[int, str]:
         log.info("%s: left out are %s", model.called, listed(left_out))
 
     name_of_step: dict[int, str] = {}
+    first_name = next(iter(matches), "")
     for name, match in matches.items():
-        first_name = next(iter(matches))
         if _name_before_step(match) != _name_before_step(matches[first_name]):
             _raise_about_two_revisions(
                 model, first_name, name, "are named differently, so their order is not known"
