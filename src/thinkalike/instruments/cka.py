@@ -96,7 +96,8 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=15, reads=OF_STATES):
         """Return an empty metric, which computes CKA from batches of states.
 
         Args:
-            settings: The settings of CKA; without a null there are no permutations.
+            settings: The settings of CKA. Permutations are only for the null distribution; without
+                one there are none.
             source_layers, target_layers: How many layers of the source and target are compared.
         """
         permutations = 0

@@ -217,7 +217,7 @@ def inputs_of_stimuli(config: AnalyzeConfig) -> Inputs:
 
     These are the stimuli and the models. With recordings, they are also the hashes of the files,
     the ids of stimuli, which rows of a recording refer to, and the names of recordings if the user
-    changed them. All enters the hash of the job, under which its result is stored.
+    changed them. All of this enters the hash of the job, under which its result is stored.
     """
     if not config.activations:
         stimuli = read_stimuli(config.stimuli)

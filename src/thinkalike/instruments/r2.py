@@ -98,7 +98,10 @@ class LayerR2(
         return config.measure_as(R2Config).embed
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
-        """Return one pass of each model over the tokens of the words, to estimate time."""
+        """Return one pass of each model over about as many tokens as the words need.
+
+        The passes serve to estimate the job's time. A model that is compared with itself has one.
+        """
         tokens = estimated_tokens_of_words(config.measure_as(R2Config).words)
         passes = []
         for shape in dict.fromkeys(shapes.values()):
@@ -108,17 +111,19 @@ class LayerR2(
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the seconds that fitting linear maps takes, to estimate the job's time.
 
-        Maps are fitted twice: between the states after word, position and earlier tokens are
-        regressed out, and between the states without that.
+        All maps are fitted twice at the words of the text: to states from which word, position and
+        earlier tokens were regressed out, and to the states as they are.
         """
         measure = config.measure_as(R2Config)
+        # How many layers of each model are compared. A shape (its name and sizes) stands for the
+        # model, which is not loaded yet; a model and itself have one entry.
         layer_counts = compared_layers_by_shape(config, shapes, has_embedding=measure.embed)
         source, target = source_and_target_shapes(shapes)
         width = max(source.width, target.width)
         seconds = seconds_of_maps(measure.words, width)
-        layers = sum(layer_counts.values())
-        pairs = layer_counts[source] * layer_counts[target]
-        return 2 * (seconds.per_layer * layers + seconds.per_pair * pairs)
+        n_layers = sum(layer_counts.values())
+        n_pairs = layer_counts[source] * layer_counts[target]
+        return 2 * (seconds.per_layer * n_layers + seconds.per_pair * n_pairs)
 
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
@@ -128,7 +133,7 @@ class LayerR2(
         They have fewer layers of equal relative depth, and then also fewer words, but never fewer
         words than R² needs, unless the job itself asks for fewer.
         """
-        words = config.measure_as(R2Config).words
+        words = config.measure_as(R2Config).words  # how many words of text are read
         words_needed = fewest_words_for_r2(shape.width for shape in shapes.values())
         fewest = min(words_needed, words)
         # Each reduction has a number of layer pairs, and a number that divides the amount of text.
@@ -207,7 +212,10 @@ class LayerR2(
         return label.replace(self.name, "R²")
 
     def show(self, result: Result) -> None:
-        """Print residual R² (after word, position and earlier tokens) and R² of the states."""
+        """Print residual R² (after word, position and earlier tokens) and R² of the states.
+
+        Results of earlier versions have only the latter.
+        """
         super().show(result)
         if "r2_forward" in result.details:
             for sentence in sentences_of_directions(at_equal_depth(result.details)):

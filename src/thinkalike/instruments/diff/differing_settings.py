@@ -45,7 +45,7 @@ def settings_that_differ(base: FrozenModel, changed: FrozenModel) -> pd.DataFram
                     "changed": _setting_in_words(after),
                 }
             )
-    rows += _rows_of_traits(base, changed)
+    rows += _rows_of_traits(base, changed)  # classes, attributes and buffers of modules
     return pd.DataFrame(rows, columns=COLUMNS)
 
 

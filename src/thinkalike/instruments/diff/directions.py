@@ -126,13 +126,13 @@ def _massive_states(
         batches: The states of each batch by layer, which tell where its rows begin.
     """
     none_left_out = torch.zeros(len(before), dtype=torch.bool, device=before.device)
-    # First tokens of rows are judged by a rule of their own, as attention often rests on them.
+    # First tokens of rows are judged apart: attention often rests on them, which makes them long.
     is_first_by_batch = []
     for states_by_layer in batches:
         n_rows, n_tokens, _ = states_by_layer[0].shape
         is_first = torch.zeros(n_rows, n_tokens, dtype=torch.bool)
         is_first[:, 0] = True
-        is_first_by_batch.append(is_first[:, :-1].flatten())
+        is_first_by_batch.append(is_first[:, :-1].flatten())  # nothing follows the last token
     is_massive = massive([before, after], torch.cat(is_first_by_batch))
     if is_massive is None:  # no state is massive
         return none_left_out

@@ -389,12 +389,16 @@ def _exchange_parts_and_outputs(
 ) -> None:
     """Exchange modules and outputs between both models, and add what that does to `observed`.
 
+    If more than `MOST_PARTS_EXCHANGED` modules of blocks differ, only those with most effect are
+    exchanged on all of this text. With `null=continued_training`, all are. Outputs are exchanged
+    only where some prediction changed.
+
     Args:
         observed: The observations of both models on the text.
         measure: The settings of the diff.
-        parts: The modules whose weights differ.
+        parts: The modules whose weights differ. If there are none, only outputs are exchanged.
         batches: The first rows of text, with the states of both models.
-        work: The context of the running job.
+        work: The context of the running job, which saves the exchanges of modules so far.
     """
     base = observed.base
     changed = observed.changed

@@ -95,9 +95,10 @@ def null_models(
 
 
 def seconds_of_random_changes(weights: int) -> float:
-    """Return how long it takes to make all random changes of the null, to estimate the job's time.
+    """Return the seconds to make all random changes of the null, to estimate the job's time.
 
-    It is measured on the processor, once for a machine.
+    There are `RUNS` changes of each of two kinds: moved entries, and random signs. A change of
+    each kind is timed on the processor, once for a machine.
 
     Args:
         weights: The number of weights that are changed.

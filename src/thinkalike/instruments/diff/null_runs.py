@@ -46,10 +46,10 @@ class NullRuns:
         return torch.stack([kl for kind_of_run, kl in runs if kind_of_run == kind])
 
     def shifts_of_kind(self, kind: str) -> Float[Tensor, "r v"]:
-        """Return how far the log-probability of each token of the vocabulary rises on average.
+        """Return how far each run of one kind of null raises the log-probability of each token.
 
-        The mean is over the positions of the text. There is a row for each run of one kind of
-        null.
+        There is a row for each run and a column for each token of the vocabulary. The rise from
+        the base is a mean over the positions of the text.
         """
         runs = zip(self.kind, self.shifts, strict=True)
         return torch.stack([shift for kind_of_run, shift in runs if kind_of_run == kind])
@@ -73,5 +73,8 @@ class NullRuns:
         Args:
             values: The values of each run.
         """
-        runs = zip(self.kind, values, strict=True)
-        return torch.stack([values_of_run for kind, values_of_run in runs if kind != RANDOM_SIGNS])
+        values_without_signs = []
+        for kind_of_run, values_of_run in zip(self.kind, values, strict=True):
+            if kind_of_run != RANDOM_SIGNS:
+                values_without_signs.append(values_of_run)
+        return torch.stack(values_without_signs)

@@ -170,6 +170,7 @@ def _heads_in_order(
         heads += [("value head", number) for number in range(key_heads)]
         return heads
 
+    # If queries share keys, the order in such a module is not known.
     if "query_key_value" in path and query_heads == key_heads:
         heads = []
         for number in range(query_heads):

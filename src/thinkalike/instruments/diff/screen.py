@@ -94,8 +94,10 @@ def asks_only_what_was_taught(result: Result) -> bool:
 def _lines_of_text(result: Result) -> Iterator[str]:
     """Yield the lines about the predictions of both models on text.
 
-    A line is left out if its numbers were not computed. The null, that effects are compared with,
-    is random changes of the same size, or copies of the base that were trained further.
+    A line is left out if its numbers were not computed. All but the first are left out if the job
+    asked only what the changed model was taught: then no module or output was exchanged. The null,
+    that effects are compared with, is random changes of the same size, or copies of the base that
+    were trained further.
     """
     numbers = result.scalars
     tables = result.tables
@@ -148,7 +150,7 @@ def summary_sentence(result: Result) -> str:
         )
     clauses = [what_changed, kl_in_words]
     if numbers["modules"] and not asks_only_what_was_taught(result):
-        clauses.append(_spread_of_effect(result.details))
+        clauses.append(_concentration_in_words(result.details))
     clauses += _most_affected_tokens(result.tables)
     return f"{'; '.join([*clauses, text])}."
 
@@ -176,8 +178,10 @@ def _count_of_modules(table: pd.DataFrame, modules: int) -> str:
     return in_words
 
 
-def _spread_of_effect(table: pd.DataFrame) -> str:
-    """Return in words whether putting back one module of the base undoes most of the change.
+def _concentration_in_words(table: pd.DataFrame) -> str:
+    """Return in words whether the effect of the change is concentrated in one module or spread.
+
+    It is concentrated if putting back this module of the base undoes a share of `CONCENTRATED`.
 
     Args:
         table: A row for each module. `restoring_effect` is the share of the KL that disappears
@@ -464,11 +468,11 @@ def _effects_of_outputs(what: str, rows: pd.DataFrame, is_repeated: bool) -> str
         rows: A row for each output, or for each head, the greatest effect first.
         is_repeated: Whether a sentence of the same form came before, so that this may be short.
     """
-    components = {"attn_out": "attention", "mlp_out": "MLP"}
+    components = {"attn_out": "attention", "mlp_out": "MLP"}  # also TransformerLens's names
     named = rows.head(MOST_EFFECTS_NAMED)
     names = []
     for _, row in named.iterrows():
-        if row["output"] == "z":
+        if row["output"] == "z":  # TransformerLens's name for the output of one head
             names.append(f"head {row['layer']}.{row['head']:.0f}")
         else:
             names.append(f"{components[row['output']]} {row['layer']}")
@@ -544,10 +548,11 @@ def _more_than_elsewhere(tokens: pd.DataFrame) -> str:
 
 
 def _contrasts_in_words(table: pd.DataFrame, numbers: Numbers) -> str:
-    """Return in words which words' contrasts changed more than by the null and than other words'.
+    """Return in words which contrasts of words changed more than in the null and than the rest.
 
     A contrast is how much a feature of a word, such as number, moves the log-odds of two
-    continuations.
+    continuations. The null consists of random changes of the same size, or of copies of the base
+    that were trained further. `t` is how far a word stands out, in standard errors.
 
     Args:
         table: A row for each word.

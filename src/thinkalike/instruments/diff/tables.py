@@ -283,6 +283,7 @@ def table_of_classes(observed: Observations) -> pd.DataFrame:
             mask_of_kind[kind] = is_of_kind
     rows = []
     for kind, is_of_kind in mask_of_kind.items():
+        # Numbered anew from 0, as some documents have no token of this kind.
         _, documents_of_kind = documents[is_of_kind].unique(return_inverse=True)
         confidence = 1 - LEVEL / len(mask_of_kind)
         mean = mean_over_documents(
@@ -422,4 +423,6 @@ def means_of_groups(
         groups: The group of each column, numbered from 0; every number up to the largest occurs.
     """
     group_count = int(groups.max()) + 1
-    return sum_by_document(values, groups, group_count) / torch.bincount(groups)
+    # Groups take the place of documents.
+    sum_of_group = sum_by_document(values, groups, group_count)
+    return sum_of_group / torch.bincount(groups)

@@ -72,9 +72,9 @@ def add_what_was_taught(
 ) -> None:
     """Add to the observations what the change taught the model, as tables and headline numbers.
 
-    The table `continuations` has the text that the amplified difference of the models writes. If
-    there is a null, the table `taught` has the tokens that become more or less likely than by
-    random changes.
+    The table `continuations` has texts that exaggerate the change: each token is chosen by the
+    logits of the changed model plus a multiple of their difference from the base's. If there is a
+    null, the table `taught` has the tokens that become more or less likely than by random changes.
 
     Args:
         observed: The observations of the two models, which have the runs of the null. Its fields
@@ -241,6 +241,7 @@ def _random_model(base: FrozenModel, models: NullModels) -> FrozenModel:
     with open_model(0) as model:  # 0 is the seed
         if model is not base:
             return model
+        # `is_proved`: a copy of the base need not be checked as a model is at load.
         return variant(base, deepcopy(base.module), f"{base.name} (random)", is_proved=True)
 
 

@@ -24,6 +24,7 @@ GAP = 8
 """Positions at which a token is inserted are this many tokens apart."""
 
 FEWEST_ROWS = 2
+"""Tokens are inserted in at least this many rows."""
 
 
 @torch.no_grad()
@@ -65,12 +66,16 @@ def numbers_after_unread_tokens(
 def _rows_with_inserted_tokens(
     rows: TokenRows, unread: Int[Tensor, " u"]
 ) -> tuple[Int[Tensor, "rows t"], Bool[Tensor, "rows t"]]:
-    """Return some rows in which every `GAP`th token is replaced, and a mask of these positions.
+    """Return the first rows with every `GAP`th token replaced, and a mask of the replaced tokens.
+
+    There are as many rows as it takes to replace about `POSITIONS` tokens, and at least
+    `FEWEST_ROWS`.
 
     Args:
         rows: The text.
-        unread: The tokens that are inserted, in random order. They repeat if there are more
-            positions than tokens.
+        unread: Tokens that the text lacks, in any order. They replace tokens in random order. They
+            repeat if there are fewer of them than positions, and some are left out if there are
+            more.
     """
     row_count = max(POSITIONS * GAP // rows.context, FEWEST_ROWS)
     tokens = rows.tokens[:row_count].long().clone()

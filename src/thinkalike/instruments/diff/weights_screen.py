@@ -38,7 +38,11 @@ LEAST_SHARE = 0.05
 
 
 class EditedTensor(NamedTuple):
-    """A row of the table of weights."""
+    """A row of the table of weights.
+
+    Two of its columns are sizes of the change: `size` is relative to the norm of the weights, and
+    `spread` to their standard deviation.
+    """
 
     tensor: str
     layer: int
@@ -189,22 +193,22 @@ def _distance_in_words(tensors: Sequence[EditedTensor]) -> str:
     The number is the median over blocks. Blocks that moved more than `TIMES_THE_MEDIAN` times as
     far are named, at most `MOST_FAR_BLOCKS` of them. The text is "" if no distance is known.
     """
-    spreads = pd.DataFrame(
+    distances = pd.DataFrame(
         {
             "layer": [tensor.layer for tensor in tensors],
-            "spread": [tensor.spread for tensor in tensors],
+            "distance": [tensor.spread for tensor in tensors],
         }
     )
-    spread_of_layer = spreads.groupby("layer")["spread"].median().dropna()
-    if spread_of_layer.empty:
+    distance_of_block = distances.groupby("layer")["distance"].median().dropna()
+    if distance_of_block.empty:
         return ""
-    median = spread_of_layer.median()
+    median = distance_of_block.median()
     in_words = f" moved by {number_text(median, '.2g')} standard deviations of the weights"
-    if len(spread_of_layer) > 1:
+    if len(distance_of_block) > 1:
         in_words += ", the median over blocks"
-    is_far = spread_of_layer > TIMES_THE_MEDIAN * median
-    farthest_first = spread_of_layer[is_far].sort_values(ascending=False)
-    for layer, spread in farthest_first[:MOST_FAR_BLOCKS].items():
-        times = number_text(spread / median, ".1f")
-        in_words += f"; block {layer} {number_text(spread, '.2g')}, {times} times that"
+    is_far = distance_of_block > TIMES_THE_MEDIAN * median
+    farthest_first = distance_of_block[is_far].sort_values(ascending=False)
+    for block, distance in farthest_first[:MOST_FAR_BLOCKS].items():
+        times = number_text(distance / median, ".1f")
+        in_words += f"; block {block} {number_text(distance, '.2g')}, {times} times that"
     return in_words

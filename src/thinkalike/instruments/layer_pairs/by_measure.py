@@ -115,8 +115,9 @@ class ByMeasure(LayerPairs[LayerMeasureConfig]):
         self.measure_class = measure_class
         self.kind = entry.kind
         self.version = measure_class.version
-        self.scale = measure_class.scale
+        self.scale = measure_class.scale  # the least and the greatest value
         self.is_distance = not measure_class.higher_is_closer
+        # The parts of the configuration that jobs of this measure read, such as "model".
         self.reads = parts_of_measure(self.parts, self.is_distance)
         self.in_atlas = measure_class.in_atlas
 
@@ -144,7 +145,8 @@ class ByMeasure(LayerPairs[LayerMeasureConfig]):
         """Return an empty metric, which computes the measure from batches of states.
 
         Args:
-            settings: The settings of the measure; without a null there are no permutations.
+            settings: The settings of the measure. Permutations are only for its null
+                distribution; without one there are none.
             source_layers, target_layers: How many layers of the source and target are compared.
         """
         permutations = 0

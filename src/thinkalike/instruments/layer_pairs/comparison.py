@@ -169,21 +169,25 @@ class LayerPairComparison:
         return labels
 
     def update(self, metric: Accumulator, batch: StateBatch) -> None:
-        """Add a batch to a metric; where it cannot be compared, set `error` to the reason."""
+        """Add a batch to a metric; if it cannot be compared, set `self.error` to the reason."""
         source, target = batch.states
         if target is not source:
-            target = [layer.to(source[0].device) for layer in target]
+            target = [states.to(source[0].device) for states in target]
         compared = (
             f"batch {batch.number} of {self.source.name} (source) and {self.target.name} (target)"
         )
         try:
+            # A ValueError of the metric becomes a DataError, with the names of layers.
             with refusing_data(compared, self._with_names_of_layers):
                 metric.update(source=source, target=target, **self.labels(batch))
         except DataError as error:
             self.error = error
 
     def _with_names_of_layers(self, reason: str) -> str:
-        """Return what a metric says, which numbers the layers of each side from 0, with names."""
+        """Return an error message of a metric with the names of layers in place of their indices.
+
+        A metric counts the layers of either side from 0: "source layer 3".
+        """
         layers_by_side = {"source": self.source.layers, "target": self.target.layers}
 
         def name_layer(match: re.Match[str]) -> str:

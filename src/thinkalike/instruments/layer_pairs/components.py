@@ -183,16 +183,17 @@ def marked_components(
 
 
 def components_that_differ_first(table: pd.DataFrame, is_distance: bool) -> pd.DataFrame:
-    """Return a table of layer pairs with the hook points of a model and its copy first.
+    """Return the rows of a table, first those that compare a hook point with the copy's same one.
 
-    Those that differ most are the first rows. The remaining rows follow in their order.
+    Of these, the hook points that differ most come first. All other rows follow in their order:
+    pairs of different hook points, and pairs within one model.
 
     Args:
-        table: The table of layer pairs.
+        table: The table of layer pairs, whose layers are hook points of a model and its copy.
         is_distance: Whether smaller values mean more similar.
     """
-    of_two_models = table["source"] != table["target"]
-    is_in_place = of_two_models & (table["source_layer"] == table["target_layer"])
+    is_of_both_models = table["source"] != table["target"]
+    is_in_place = is_of_both_models & (table["source_layer"] == table["target_layer"])
     in_place = ranked_rows(table[is_in_place], "value", smallest_first=not is_distance)
     return pd.concat([in_place, table[~is_in_place]])
 

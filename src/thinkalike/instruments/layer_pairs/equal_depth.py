@@ -27,7 +27,8 @@ def rows_between_models(table: pd.DataFrame) -> pd.DataFrame:
 def at_equal_depth(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of a table of layer pairs whose two layers have equal relative depth.
 
-    If there are no such rows, as for a single layer that is compared with itself, all rows that
+    If a model is compared with itself, the rows of consecutive layers are returned instead. If
+    there are no such rows, as for a single layer that is compared with itself, all rows that
     compare the two models are returned.
     """
     rows_of_both = rows_between_models(table)

@@ -121,8 +121,8 @@ class LayerPairs(PairMeasure[Settings]):
 
         Equivalent bit widths are added where the job asks for them.
         """
-        runs = ModelRuns()
-        models: Sequence[StateSource] = ()
+        runs = ModelRuns()  # caches the states of a batch, which several metrics read
+        models: Sequence[StateSource] = ()  # none if a recording takes part
         with work.phase("loading"):
             if config.activations:
                 from thinkalike.instruments.of_stimuli import comparison_of_stimuli
@@ -132,14 +132,16 @@ class LayerPairs(PairMeasure[Settings]):
                 models = load_sources(config.model, config.target)
                 comparison = self.comparison_on_text(config, work, models, runs)
 
+        # A pool is some batches over which the models run at once.
         for number in pools_to_gather([comparison], runs):
             for batch in comparison.pool(number):
+                # One metric without massive tokens (very long states), and one with them.
                 for metric, batch_of_metric in comparison.metrics_of(batch):
                     comparison.update(metric, batch_of_metric)
                 runs.forget(of_batch=True)  # frees the states of this batch
         outcome = outcome_of_comparison(self, comparison)
-        level = comparison.batches.level
-        work.processes.end_of_share()  # all processes end here but the first, which goes on
+        level = comparison.batches.level  # what is compared: tokens, words or stimuli
+        work.processes.end_of_share()  # all processes but the first end here
         if not self.has_bit_widths(config):
             return outcome
 

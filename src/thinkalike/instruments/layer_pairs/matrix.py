@@ -146,14 +146,15 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         return label
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the most similar layers first.
+        """Return the rows of a table of layer pairs with the most similar layers first.
 
-        Of components of a model and a changed copy, those that differ most come first.
+        If components (heads, MLPs and other hook points) of a model and a changed copy are
+        compared, the question is what changed: those that differ most from the same component of
+        the copy come first.
         """
         ranked = ranked_layer_pairs(table, smallest_first=self.is_distance)
-        if set(table) >= LAYER_PAIR and places_correspond(
-            rows_between_models(table), self.is_distance
-        ):
+        has_layer_pairs = set(table) >= LAYER_PAIR  # the columns that name both layers of a row
+        if has_layer_pairs and places_correspond(rows_between_models(table), self.is_distance):
             return components_that_differ_first(ranked, self.is_distance)
         return ranked
 

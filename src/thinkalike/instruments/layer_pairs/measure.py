@@ -162,8 +162,8 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
     def uncomputed_controls(self, result: Result) -> Sequence[str]:
         """Return what the layers could have been compared with, and were not.
 
-        These are the null distribution, and local mixing of tokens. The second, which equivalent
-        bit widths need, is not mentioned where their table is on the screen.
+        These are the null distribution, and local mixing of tokens, with which equivalent bit
+        widths are computed. None of them is returned if the result has equivalent bit widths.
         """
         config = result.config
         measure = config.get("measure") or {}

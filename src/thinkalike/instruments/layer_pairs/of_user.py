@@ -76,8 +76,8 @@ class OfFunction(LayerMeasure[Tensor]):
 def numbers_of_user(value: object, kind: str, shape: tuple[int, ...] = ()) -> Tensor:
     """Return what a user's measure gives as a tensor of real numbers.
 
-    They may be NaN or infinite; what is masked becomes NaN. A tensor keeps its dtype and its
-    gradient.
+    They may be NaN or infinite; masked entries of a NumPy array become NaN. A tensor keeps its
+    dtype and its gradient.
 
     Args:
         value: What the measure gives.
@@ -85,7 +85,7 @@ def numbers_of_user(value: object, kind: str, shape: tuple[int, ...] = ()) -> Te
         shape: The shape that it must have; (): one number.
 
     Raises:
-        PluginError: It has no real numbers of at most 1e300, or not of this shape.
+        PluginError: It does not have real numbers of at most 1e300, or not in this shape.
     """
     wanted = f"real numbers of the shape {shape}" if shape else "one real number"
     value = _with_nan_for_masked(value)
@@ -94,7 +94,7 @@ def numbers_of_user(value: object, kind: str, shape: tuple[int, ...] = ()) -> Te
             is_complex = value.is_complex()
         else:
             is_complex = np.iscomplexobj(np.asarray(value))
-        if is_complex:  # of which torch would take the real part
+        if is_complex:  # PyTorch would take the real part
             raise TypeError("it is complex")
         if isinstance(value, Tensor) and value.is_floating_point():
             numbers = value
@@ -119,7 +119,11 @@ def numbers_of_user(value: object, kind: str, shape: tuple[int, ...] = ()) -> Te
 
 
 def _with_nan_for_masked(value: object) -> object:
-    """Return a value with NaN in place of what NumPy masks, of which others read what is below."""
+    """Return a value with NaN in place of masked entries of NumPy arrays, as nested lists.
+
+    PyTorch would read the numbers behind the mask. Lists and tuples are searched for such arrays;
+    any other value is returned as it is.
+    """
     if isinstance(value, np.ma.MaskedArray):
         numbers = value.astype(np.result_type(value.dtype, np.float64))  # an integer has no NaN
         return np.ma.filled(numbers, np.nan).tolist()
@@ -166,17 +170,42 @@ def with_errors_that_name_it(measure: AnyMeasure, kind: str) -> AnyMeasure:
 
 
 def _anything(value: object, kind: str, *arguments: object) -> object:
-    """Return what only the measure itself reads."""
+    """Return what a method of a user's measure gave, unchecked: only the measure reads it.
+
+    Args:
+        value: What the method gave.
+        kind, arguments: The name of the measure, and what the method was called with. They are
+            not needed, but all functions of `READ_RESULT` are called with them.
+    """
     return value
 
 
 def _one_number(value: object, kind: str, *arguments: object) -> Float[Tensor, ""]:
-    """Return the one number that a measure gives for layers."""
+    """Return the one number that a method of a user's measure gave for some layers.
+
+    Args:
+        value: What the method gave.
+        kind: What errors call the measure.
+        arguments: What the method was called with. It is not needed, but all functions of
+            `READ_RESULT` are called with it.
+
+    Raises:
+        PluginError: It is not one real number.
+    """
     return numbers_of_user(value, kind)
 
 
 def _as_many_numbers(value: object, kind: str, numerators: Tensor) -> Tensor:
-    """Return the numbers that a measure gives for as many others."""
+    """Return the ratios that a user's measure gave, a number for each numerator.
+
+    Args:
+        value: What the measure gave.
+        kind: What errors call the measure.
+        numerators: What the measure was called with.
+
+    Raises:
+        PluginError: They are no real numbers of the shape of the numerators.
+    """
     return numbers_of_user(value, kind, tuple(numerators.shape))
 
 
@@ -187,17 +216,20 @@ def _matrices(
     model_pairs: ModelPairs,
     sizes: Sequence[int] | None = None,
 ) -> dict[Pair, Tensor]:
-    """Return the matrix of numbers that a measure gives for each pair of models.
+    """Return the matrix that a user's measure gave for each pair of models, layer by layer.
 
     Args:
-        value: What the measure gives.
+        value: What the measure gave.
         kind: What errors call the measure.
-        layers: The prepared layers.
+        layers: The layers that the measure was called with. They are not needed, but all functions
+            of `READ_RESULT` are called with what the measure was called with.
         model_pairs: Which of these layers each model has, and which models are compared.
-        sizes: The sizes of the parts of the rows, without each of which there is a matrix as well.
+        sizes: The number of rows in each part, for a measure that leaves out one part of the rows
+            at a time. Then there are 1 + len(sizes) matrices for each pair: of all rows, and
+            without each part. None: there is one.
 
     Raises:
-        PluginError: A matrix is missing, or is none of real numbers of its shape.
+        PluginError: A matrix is missing, or does not have real numbers of the right shape.
     """
     matrices = {}
     for pair in model_pairs.pairs:
@@ -214,7 +246,13 @@ def _matrices(
 
 
 def _measure(value: object, kind: str, *arguments: object) -> AnyMeasure:
-    """Return the measure that compares rows within groups.
+    """Return the measure that a user's measure gave to compare rows within groups only.
+
+    Args:
+        value: What the user's measure gave.
+        kind: What errors call the measure.
+        arguments: What it was called with. It is not needed, but all functions of `READ_RESULT`
+            are called with it.
 
     Raises:
         PluginError: It is no measure.
@@ -236,7 +274,9 @@ READ_RESULT: Mapping[str, Callable[..., object]] = {
     "ratios": _as_many_numbers,
     "within": _measure,
 }
-"""The methods of a measure that run the user's code, and how what they return is read."""
+"""The methods of a measure that run the user's code, and the functions that check their results.
+
+A function is called with the result, the kind of the measure, and the arguments of the method."""
 
 
 @contextlib.contextmanager

@@ -62,6 +62,7 @@ def run_together(jobs: Sequence[Job]) -> list[Outcome | ThinkalikeError]:
 
     # A pool is some batches over which all models run at once.
     for number in pools_to_gather(comparisons, runs):
+        # The updates with the first batch of every comparison, then those with the second, ...
         for updates in _updates_in_step(comparisons, number):
             _update_together(updates)
             runs.forget(of_batch=True)
@@ -127,6 +128,7 @@ def _update_together(updates: Sequence[MetricUpdate]) -> None:
         key = _key_of_shared_products(update)
         updates_by_key.setdefault(key, []).append(update)
     for group in updates_by_key.values():
+        # `_add_with_shared_products` is False if some batch could not be compared.
         if len(group) > 1 and _add_with_shared_products(group):
             continue
         for update in group:

@@ -76,6 +76,7 @@ def layer_pairs_with_bit_widths(
     if layers in ("same", "all"):
         return layers_at_depths(MOST_LAYER_PAIRS, source_layers, target_layers)
     pairs = pairs_of_layers(layers, source_layers, target_layers)
+    # Here "layers" are indices of the list of pairs, the same for both sides.
     evenly_spaced = layers_at_depths(MOST_LAYER_PAIRS, len(pairs), len(pairs))
     return [pairs[index] for index, _ in evenly_spaced]
 
@@ -103,7 +104,7 @@ def with_bit_widths(
         outcome,
         tables=outcome.tables | tables,
         scalars=outcome.scalars | scalars,
-        blank=(*outcome.blank, *BLANK),
+        blank=(*outcome.blank, *BLANK),  # these columns may have empty cells
     )
 
 
@@ -296,8 +297,9 @@ class BatchComparison(RulerComparison):
             model: A changed copy of a model, or a network that only mixes tokens.
             layers: What this model calls its layers.
         """
-        assert self._text.of is not None  # reads the same rows of text with a different model
-        return list(_batches_of_all_pools(self._text.of(model, layers)))
+        batches_of_reader = self._text.of  # reads the same rows of text with a different model
+        assert batches_of_reader is not None
+        return list(_batches_of_all_pools(batches_of_reader(model, layers)))
 
     def prepare_compared_rows(self) -> None:
         """Do nothing: each value is computed anew from the rows that are compared."""

@@ -114,10 +114,11 @@ def answer(
         return _answer_of_one_model(label, most, least)
     sentence = _most_and_least_similar(label, most, least, len(compared))
     all_pairs = rows_of_both.dropna(subset="value")
+    most_of_all = most
     if len(all_pairs) > len(compared):
         sentence += _most_similar_of_all(all_pairs, most, is_distance)
-        most = row_of_most_similar(all_pairs, is_distance)
-    return f"{sentence}{_beyond_chance(most, uncomputed)}."
+        most_of_all = row_of_most_similar(all_pairs, is_distance)
+    return f"{sentence}{_beyond_chance(most_of_all, uncomputed)}."
 
 
 def _most_and_least_similar(label: str, most: pd.Series, least: pd.Series, pairs: int) -> str:
@@ -162,13 +163,13 @@ def _most_similar_of_all(
         is_distance: Whether smaller values mean more similar.
     """
     most = row_of_most_similar(all_pairs, is_distance)
-    sides = ["source_layer", "target_layer"]
-    is_most = (all_pairs[sides] == most[sides]).all(axis=1)
+    both_layers = ["source_layer", "target_layer"]
+    is_most = (all_pairs[both_layers] == most[both_layers]).all(axis=1)
     following = row_of_most_similar(all_pairs[~is_most], is_distance)
     extreme = "lowest" if is_distance else "highest"
     clause = f"; of all {len(all_pairs)} pairs, {_layer_pair_in_words(most)}"
     verb = "has" if most["source_layer"] == most["target_layer"] else "have"
-    if (most[sides] == most_at_equal_depth[sides]).all():
+    if (most[both_layers] == most_at_equal_depth[both_layers]).all():
         clause += f" {verb} the {extreme} value"
     else:
         value = span(most["value"], most["low"], most["high"], ".3f")
@@ -267,18 +268,19 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
         is_distance: Whether smaller values mean more similar; the least similar pair then has the
             highest value.
     """
+    # Without the rows that compare two layers within one of two models.
     rows_of_both = rows_between_models(result.details)
     is_same_layer = (rows_of_both["source"] == rows_of_both["target"]) & (
         rows_of_both["source_layer"] == rows_of_both["target_layer"]
     )
-    different_layers = rows_of_both[~is_same_layer]
+    # For a model and itself, these are the pairs of consecutive layers.
     compared = rows_at_equal_depth(rows_of_both)
     if compared.empty:
         return []
 
     averaged = compared
     if is_same_layer.any():  # a model is compared with itself
-        averaged = different_layers
+        averaged = rows_of_both[~is_same_layer]
     mean = float(averaged["value"].mean())
     least = PairValue.of(row_of_least_similar(compared, is_distance))
     name = f"highest_{kind}" if is_distance else f"lowest_{kind}"

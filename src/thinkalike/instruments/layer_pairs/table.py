@@ -130,7 +130,8 @@ def _table_of_layer_pairs(
     """Return a row for each layer of the source with each layer of the target.
 
     Rows for the pairs of layers within the source, and then within the target, follow. They are
-    left out if a model is compared with itself, as they would be the same rows again.
+    left out if the estimate does not have them, and if a model is compared with itself, as they
+    would be the same rows again.
 
     Args:
         comparison: Says whether there are two models.

@@ -217,15 +217,16 @@ def compare_models(
     Args:
         source: The first model.
         target: The second model.
-        tests: The number of pairs of blocks for which p-values are corrected.
+        tests: The number of pairs of blocks for which p-values of hidden units are corrected.
         likeness: Whether units with similar weights are counted for blocks of the target that
             come from no block of the source.
         n_head_tests: The number of pairs of blocks for which p-values of heads are corrected.
     """
+    # Maps what the source reads into the residual stream of the target, if they differ.
     streams = comparable_streams(source, target)
     pairs = []
     for target_units in counted(target.units, "block"):
-        target_vectors = target.reading(target_units)
+        target_vectors = target.reading(target_units)  # the input weights of each unit
         for source_units in source.units:
             source_vectors = streams.in_target_stream(source.reading(source_units))
             sampled = sample_of(source_units.units)  # indices of units
@@ -295,7 +296,7 @@ def _add_similar_shares(comparison: Comparison) -> None:
     for target_units in target.units:
         if target_units in targets_with_origin:
             continue
-        target_vectors = target.writing(target_units)
+        target_vectors = target.writing(target_units)  # the output weights of each unit
         for pair in comparison.pairs:
             if pair.target == target_units and not comparison.has_too_few_units(pair):
                 source_vectors = comparison.streams.in_target_stream(source.writing(pair.source))

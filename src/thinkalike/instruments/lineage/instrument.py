@@ -68,7 +68,7 @@ class LineageInstrument(
         With a list of models (`models=`), the settings `model=` and `target=` are not read, and
         stay as they are.
         """
-        reads = self.reads
+        reads = self.reads  # the parts of the configuration in which settings are filled in
         if config.models is not None:
             reads = ("models", "measure")
         return completed(config, reads)
@@ -157,8 +157,9 @@ class LineageInstrument(
             return
         blocks = result.details[result.details["target_layer"] != EMBEDDING_LAYER]
         share_in_place = blocks["in_place"] / blocks["units"]
-        sides = ["source", "target", "source_layer", "target_layer"]
-        by_layers = blocks.assign(value=share_in_place).groupby(sides, sort=False)["value"]
+        columns_of_pair = ["source", "target", "source_layer", "target_layer"]
+        with_share = blocks.assign(value=share_in_place)
+        by_layers = with_share.groupby(columns_of_pair, sort=False)["value"]
         # A block with experts has several groups of units, of which the largest share counts.
         shares: pd.DataFrame = by_layers.max().reset_index()
         most_units = int(blocks["units"].max())
@@ -218,7 +219,7 @@ def _scalars_of_lineage(comparisons: list[Comparison], origins: pd.DataFrame) ->
 
 
 def _facts_of_streams(comparison: Comparison) -> dict[str, object]:
-    """Return a table row about two models: how their residual streams are compared, and heads.
+    """Return a table row about two models: how their residual streams and heads are compared.
 
     `heads` is the number of attention heads of the model with fewer, and 0 if it is not known.
     """

@@ -98,7 +98,7 @@ def _parents_of_block(
         return []
     weights_of_candidates = [_vector_of_weights(model, block) for model, block in candidates]
     fit = fit_merge(_vector_of_weights(target, units), torch.stack(weights_of_candidates))
-    # There is nothing to explain if the block equals one of the candidates.
+    # `explained` is NaN if there is nothing to explain, as the block equals one of the candidates.
     equals_candidate = math.isnan(fit.explained) and float(fit.weights.max()) == 1
     if not (fit.is_merge or equals_candidate):
         return []

@@ -199,7 +199,8 @@ def block_pairs_in_words(pairs: int) -> str:
 def show_lineage(result: Result) -> None:
     """Print which blocks of the target come from which blocks of the source.
 
-    A table follows if there are several runs of blocks, and then an explanation.
+    Successive blocks with successive origins are one run. A table follows if there are several
+    runs, and then an explanation.
 
     Args:
         result: A result of two models.
@@ -241,14 +242,15 @@ def sentences_of_lineage(
 
     Args:
         result: A result of two models.
-        runs: The blocks of the target in runs of successive origins.
+        runs: The blocks of the target. Successive blocks whose origins (the blocks that they come
+            from) are successive, too, are one run, and so are successive blocks without an origin.
         source, target: The names of the models.
     """
     without_origin = []
     for run in runs:
         if not run.is_tested:
             yield too_few_units_in_words(result, run, target)
-        elif run.shift is None:
+        elif run.shift is None:  # the blocks have no origin
             without_origin.append(run)
         else:
             origin = origin_in_words(run, source)
@@ -272,7 +274,8 @@ def no_origin_in_words(
 
     Args:
         result: A result of two models.
-        runs: The runs of blocks without an origin.
+        runs: The blocks without an origin (a block of the source that they come from). A run is
+            some successive blocks.
         source, target: The names of the models.
         n_all_runs: How many runs there are, including those that have an origin.
     """
@@ -310,9 +313,14 @@ def too_few_units_in_words(result: Result, run: BlockRun, target: str) -> str:
 
 
 def origin_in_words(run: BlockRun, source: str) -> str:
-    """Return where the blocks of a run come from, such as "are blocks 3 to 5 of a"."""
-    is_one = " to " not in run.target  # "3" or "3 to 5"
-    if run.shift == 0:
+    """Return where blocks of the target come from, such as "are blocks 3 to 5 of a".
+
+    Args:
+        run: Successive blocks that come from successive blocks of the source.
+        source: The name of the source.
+    """
+    is_one = len(run.numbers) == 1
+    if run.shift == 0:  # the blocks of the source have the same numbers
         return f"is that of {source}" if is_one else f"are those of {source}"
     return (
         f"is block {run.source} of {source}" if is_one else f"are blocks {run.source} of {source}"
@@ -320,19 +328,22 @@ def origin_in_words(run: BlockRun, source: str) -> str:
 
 
 def similarity_in_words(runs: list[BlockRun]) -> Iterator[str]:
-    """Yield a sentence about units with similar weights in any order, for blocks without origin.
+    """Yield a sentence about units of similar weights in blocks that no test found to be copied.
 
-    Such a block may be a copy whose units were reordered. Nothing is yielded if similar units were
-    not counted.
+    Such a block may be a copy whose units were reordered. The sentence is about the block with the
+    largest share of units that are similar to a unit of the other model's block, at any position.
+    If that share is large, a second sentence says that the block may be such a copy. Nothing is
+    yielded if similar units were not counted.
 
     Args:
-        runs: The runs of blocks without an origin.
+        runs: The blocks without an origin (a block of the other model that they come from). A run
+            is some successive blocks.
     """
     counted = [run for run in runs if not math.isnan(run.similar_share)]
     if not counted:
         return
-    most = max(counted, key=lambda run: run.similar_share)
-    row = max(most.rows, key=lambda row: float(row["similar_units"]))
+    run_of_largest = max(counted, key=lambda run: run.similar_share)
+    row = max(run_of_largest.rows, key=lambda row: float(row["similar_units"]))
     share = number_text(row["similar_units"], ".0%")
     sentence = (
         f"Similarity: in any order, {share} of the units of block {row['target_layer']} match a "
@@ -412,7 +423,10 @@ def origins_of_attention(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def streams_in_words(result: Result, source: str, target: str) -> str:
-    """Return in a sentence whether the models share a residual stream, or how it was aligned.
+    """Return in a sentence how the residual streams of two models were compared.
+
+    Either the models share a stream, or their streams were aligned by the embeddings of common
+    tokens, or embeddings cannot tell, and weights are compared as they are stored.
 
     Args:
         result: A result of two models.

@@ -114,12 +114,15 @@ def check_features(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool) ->
 def _check_sentences(measure: MLEMConfig, stimuli: Stimuli) -> None:
     """Check that there are enough sentences for folds that keep them together.
 
+    Each fold needs one sentence or more. If α is chosen among several values, the sentences
+    outside each fold are divided into as many folds again.
+
     Raises:
         DataError: There are too few.
     """
     fewest = measure.folds
     if len(measure.alphas) > 1:
-        # α is chosen by folds of the sentences that are not held out.
+        # The largest fold has ceil(fewest / folds) sentences; the rest must fill as many folds.
         while fewest - ceil(fewest / measure.folds) < measure.folds:
             fewest += 1
     count = len(stimuli.groups.unique())
@@ -295,9 +298,12 @@ def split_half_references(
 ) -> Columns:
     """Return columns of the split-half references of all features together, and of words.
 
-    A split-half reference is the held-out Spearman's ρ of mean distances between groups of
-    stimuli, computed in one half of the stimuli and compared with the other half. Groups have the
-    same combination of features, or the same word. There are no columns with `references=0`.
+    A split-half reference estimates how well a model of these features, or of words, could predict
+    distances; it is no bound. Stimuli of the same combination of features (or of the same word)
+    form a group. The mean distance between two groups in one half of the stimuli predicts the
+    distances between their stimuli in the other half. The reference is Spearman's ρ of both,
+    corrected for noise and averaged over `references` random divisions into halves. With
+    `references=0` there are no columns.
 
     Args:
         config: The job.
@@ -306,7 +312,7 @@ def split_half_references(
     """
     if not config.measure_as(MLEMConfig).references:
         return {}
-    # The text of a row is equal for stimuli with the same combination of features.
+    # The combination of features of each stimulus as a text, which names its group.
     combinations = [repr(row) for row in stimuli.features.itertuples(index=False)]
     return {
         **_columns_of_split_half(REFERENCE, combinations, config, stimuli, sides),
@@ -323,8 +329,9 @@ def _columns_of_split_half(
 ) -> Columns:
     """Return the columns of one split-half reference: its value and the ends of its interval.
 
-    The reference is Spearman's ρ between the mean distances of groups of stimuli in two halves of
-    the stimuli. Where it cannot be computed, the columns are NaN, and a warning says why.
+    The reference is Spearman's ρ between the distances of stimuli in one half and the mean
+    distances of their groups in the other half. If it cannot be computed, the columns are NaN, and
+    a warning says why.
 
     Args:
         name: The name of the first column.

@@ -117,9 +117,12 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
     models = scores["model"].unique()
     rows_per_model = max(MOST_ROWS // len(models), FEWEST_ROWS)
     has_own_table = len(models) <= MOST_MODELS_APART
-    most_changes = MOST_CHANGES  # how many changes over depth the sentences name per model
+    # How many changes over depth the sentences name per model: fewer, the more models there are.
+    most_changes = MOST_CHANGES
     if len(models) > 1:
-        most_changes = 1 if has_own_table else 0
+        most_changes = 1
+    if not has_own_table:
+        most_changes = 0
     rows_of_models = []
     named_features: list[str] = []
     for model in models:
@@ -127,8 +130,9 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
         profiles_of_model = profiles[profiles["model"] == model]
         named = _show_sentences(model, profiles_of_model, scores_of_model, most_changes)
         is_named = scores_of_model["layer"].isin(named.layers)
-        evenly_spaced = few(len(scores_of_model), rows_per_model)
-        row_indices = sorted({*evenly_spaced, *is_named[is_named].index})
+        indices_of_named = scores_of_model.index[is_named]
+        evenly_spaced = few(len(scores_of_model), rows_per_model)  # indices of rows
+        row_indices = sorted({*evenly_spaced, *indices_of_named})
         rows_of_model = scores_of_model.iloc[row_indices]
         if has_own_table:
             _show_table_of_layers(rows_of_model, profiles_of_model, named.features)

@@ -272,6 +272,7 @@ def _show_map(result: Result, pairs: pd.DataFrame, label: str) -> None:
         models = f"the layers of {source}"
     show_note(f"{label} of the distances of stimuli, {models}:")
     values = shown.pivot(index="source_layer", columns="target_layer", values="value")
+    # `pivot` has sorted the layers; the map has them in the order of the table.
     rows = shown["source_layer"].unique()
     columns = shown["target_layer"].unique()
     show_map(values.loc[rows, columns])

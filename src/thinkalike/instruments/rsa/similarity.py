@@ -86,6 +86,7 @@ def p_values(
         )
     for warning in caught:
         log.warning("warning: %s: %s", stimuli.source, warning.message)
+    # The null of `p_of_largest` has the largest value of all layer pairs in each permutation.
     return {"p": test.p, "p_corrected": test.p_of_largest}
 
 

@@ -111,7 +111,7 @@ def add_unexplained(onward: Direction, back: Direction) -> None:
     text; variance is about the mean of the fitting text.
     """
     setting = onward.closed_forms.setting
-    rows = setting.corpus.report
+    rows = setting.corpus.report  # the evaluation text
     device = setting.target.device
     maps = []
     for pair_index in range(len(setting.layer_pairs)):

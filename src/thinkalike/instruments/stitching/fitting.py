@@ -179,20 +179,20 @@ def _trained_stitches(
 
 
 def _further_fits(setting: StitchSetting, untrained: ClosedForms | None) -> dict[str, list[Fit]]:
-    """Return the stitches to train besides the map φ of each layer pair, by name.
+    """Return the stitches to train besides the stitch φ of each layer pair, by name.
 
     For each layer pair these are a stitch at each further learning rate and, as a control, one
     from an untrained source. For the floor (what it costs to stitch the target into itself) there
-    is one for each layer of the target, unless some φ is a stitch of that layer into itself
-    already.
+    is one for each layer of the target, except for layers that some φ stitches into themselves
+    already. Without the setting `floor`, the floor has an empty list.
 
     Args:
         setting: The models and their layer pairs.
         untrained: The closed forms of an untrained source; None: there is no such control.
     """
     source = setting.source
-    # A fit is the model whose states are read, its layer, the target's layer, and a factor of the
-    # learning rate (1 by default).
+    # A fit describes a stitch: the model whose states it reads, its layer, the target's layer, and
+    # a factor of the learning rate (1 by default).
     fits = {}
     for factor in setting.config.lr_multiples:
         fits[f"lr_x{factor:g}"] = [
@@ -205,8 +205,10 @@ def _further_fits(setting: StitchSetting, untrained: ClosedForms | None) -> dict
         ]
     fits[FLOOR] = []
     if setting.config.floor:
-        layers = set(setting.target_layers) - set(_pair_index_of_self_stitch(setting))
-        fits[FLOOR] = [Fit(setting.target, layer, layer) for layer in sorted(layers)]
+        # Of these layers, a map φ is a stitch into itself already.
+        layers_of_self_stitches = _pair_index_of_self_stitch(setting).keys()
+        layers_to_train = set(setting.target_layers) - layers_of_self_stitches
+        fits[FLOOR] = [Fit(setting.target, layer, layer) for layer in sorted(layers_to_train)]
     return fits
 
 

@@ -187,7 +187,7 @@ def settings_of_smaller_jobs(
             else:
                 if not is_training_chosen:
                     settings |= CLOSED_FORM
-                settings["data.fit_tokens"] = tokens
+                settings["data.fit_tokens"] = tokens  # as many as maps are evaluated on
             settings["data.evaluation_tokens"] = tokens
         if tokens < LITTLE_EVALUATION_TEXT and shortest_context > SHORT_ROW:
             # In shorter rows, the same number of tokens comes from more documents.
@@ -212,7 +212,7 @@ def _settings_of_less_training(
         chosen: The names of the settings that the user has given.
     """
     tokens = stitch.steps * stitch.tokens_per_step // divisor
-    warmup = None
+    warmup = None  # a warm-up that the user has not chosen becomes shorter with the training
     if "stitch.warmup" in chosen:
         warmup = stitch.warmup
     enough_to_settle = max(stitch.steps // divisor, fewest_steps(warmup))
@@ -225,8 +225,8 @@ def most_bytes_of_phase(config: StitchJob, shapes: Shapes) -> float:
     """Return the bytes besides the models in the phase of a job that needs most memory.
 
     This is one of three phases: the training of one direction's stitches; the computation of
-    closed forms, with second moments of states and some logits; and the reading of a rounded copy
-    of the target.
+    closed forms, with second moments of states and some logits; and, with the setting `ruler`, the
+    reading of a rounded copy of the target.
     """
     from thinkalike.instruments.stitching.setting import bytes_of_moments, bytes_trained
     from thinkalike.measures.losses import bytes_of_logits

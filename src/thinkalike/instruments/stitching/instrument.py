@@ -109,7 +109,8 @@ class Stitching(
     def unread(self, config: StitchJob) -> SettingValues:
         """Return the settings that this job ignores, with the values that enter its hash.
 
-        If nothing is trained, these are the trainer's settings, except memory and processes.
+        If nothing is trained, these are the trainer's settings, except memory and processes, which
+        such a job reads, too.
         """
         if config.stitch.trained:
             return {}
@@ -338,7 +339,7 @@ def _store_stitches(
     stitch = config.stitch
     widths = None
     rank = None
-    if stitch.trained:  # by these, the modules of trained maps are made anew
+    if stitch.trained:  # needed to make the modules of the maps when the weights are loaded
         widths = (setting.source.d_model, setting.target.d_model)
         rank = stitch.rank
     facts = facts_of_stitches(

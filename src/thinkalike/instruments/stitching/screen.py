@@ -124,7 +124,8 @@ def sentence_of_direction(table: pd.DataFrame, about_job: str = "") -> str:
 
     Args:
         table: The details of the direction, a row for each stitch.
-        about_job: What the sentence ends with, see `text_and_losses`; "" for nothing.
+        about_job: What the sentence ends with: the amount of text and the losses of both models
+            alone; "" for nothing.
     """
     target = table["target"].iloc[0]
     layers = _stitched_layers_in_words(table)
@@ -242,7 +243,10 @@ def _comparisons_with_baselines(table: pd.DataFrame) -> list[str]:
 
 
 def _verdict_beside_baseline(table: pd.DataFrame, column: str) -> str:
-    """Return how the penalties compare with a baseline, whose place is "{}": "less than {}".
+    """Return how penalties compare with a baseline: "less than {}", with "{}" for its name.
+
+    A penalty is less or more if its whole interval is below or above that of the baseline. If
+    layer pairs differ, each verdict has its layers: "less than {} at ... and more than it at ...".
 
     Args:
         table: The details of the direction, a row for each stitch.
@@ -260,7 +264,7 @@ def _verdict_beside_baseline(table: pd.DataFrame, column: str) -> str:
         if is_so.all():
             return f"{verdict} {{}}"
         if is_so.any():
-            baseline = "it" if verdicts else "{}"
+            baseline = "it" if verdicts else "{}"  # named only in the first verdict
             layers = layer_pairs_in_words(table[is_so])
             verdicts.append(f"{verdict} {baseline} at {layers}")
     return " and ".join(verdicts)
@@ -321,7 +325,8 @@ def show_penalties_of_direction(
     Args:
         table: The details of the direction, a row for each stitch.
         rows: The indices of the rows that the printed table shows.
-        about_job: What the sentence ends with, see `text_and_losses`; "" for nothing.
+        about_job: What the sentence ends with: the amount of text and the losses of both models
+            alone; "" for nothing.
     """
     first = table.iloc[0]
     unit = "nats per token"

@@ -135,10 +135,12 @@ def load_setting(config: StitchJob) -> StitchSetting:
             directions are asked for between a model and itself.
         ResourceError: The stitches do not fit into memory.
     """
+    # Processes that share a job have a GPU each.
     source, target = load_models(
         replace(config.model, device=own_device(config.model.device, config.trainer)),
         replace(config.target, device=own_device(config.target.device, config.trainer)),
     )
+    # A model may be cut inside its blocks, before the MLP, instead of after them.
     source, target = _models_cut_as_asked(source, target)
     stitch = config.stitch
     if stitch.both and source is target:
@@ -302,7 +304,7 @@ def bytes_of_moments(
     """Return the bytes of the second moments of states, and of maps that are computed from them.
 
     Moments are d² numbers for each layer of the source, e² for each of the target and d e for each
-    layer pair, all of them for either half of the text, in float64.
+    layer pair, all of them for each half of the text, in float64.
 
     Args:
         source_width, target_width: The widths d and e.
@@ -342,10 +344,10 @@ def _check_memory(
         f"choose fewer layers, or {named_setting('stitch', 'low_rank')}",
     )
     if config.has_closed_forms:
-        maps = 1
+        maps = 1  # φ itself, or the map that its training starts from
         remedy = "choose fewer layers"
         if config.controls:
-            maps = 3  # least squares, Procrustes and a constant alone
+            maps = 3  # the controls: least squares, Procrustes and a constant alone
             remedy += f", {named_setting('stitch.controls', False)}"
         check_memory(
             f"closed forms of {len(pairs)} layer pairs need",

@@ -65,9 +65,12 @@ def columns_of_similarity(
 ) -> dict[str, Float[np.ndarray, " pairs"]]:
     """Return columns of the residual R² of the stitched layers, and of the local-mixing control.
 
-    Residual R² is what a linear map predicts beyond the word, its position and linear mixing of
-    earlier tokens. The control is its greatest value with untrained networks that only mix
-    tokens. If the text has too few words there are no columns, and a warning says so.
+    The columns have a value for each layer pair. Residual R² is what a linear map between the
+    states of both models predicts beyond the word, its position and linear mixing of earlier
+    tokens. The control is the residual R² of either model with untrained networks that only mix
+    tokens, a mean of both directions of prediction. The greatest value is taken over these
+    networks and both models. If the text has too few words there are no columns, and a warning
+    says so.
 
     Args:
         setting: The models and their layer pairs.
@@ -84,16 +87,17 @@ def columns_of_similarity(
     log_left_out_words(comparison, remedy="")
 
     controls = []
-    for side, model in enumerate(models):
-        states = comparison.calibration_states(side, MIXING)
-        controls.append(comparison.similarity_to_point(side, MIXING, states))
+    for side, model in enumerate(models):  # side 0 is the source, and side 1 the target
+        states_of_mixing = comparison.calibration_states(side, MIXING)
+        controls.append(comparison.similarity_to_point(side, MIXING, states_of_mixing))
         free_cached_memory(model.device)
     columns_of_ruler = similarity_columns(comparison.similarity_of_models(), controls)
     columns = {}
     for name, values in columns_of_ruler.items():
         columns[NAMES_IN_DETAILS.get(name, name)] = values.numpy()
-    control = greatest_at_each_pair(controls).mean(1)  # (pair, replicate)
-    columns["local_mixing"] = control[:, 0].numpy()  # the value of all documents
+    greatest_control = greatest_at_each_pair(controls)  # (pair, direction, replicate)
+    # Replicate 0 is the value of all documents. Further ones leave out a part of them.
+    columns["local_mixing"] = greatest_control.mean(1)[:, 0].numpy()
     return columns
 
 

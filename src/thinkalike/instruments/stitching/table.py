@@ -107,14 +107,14 @@ def bytes_by_document(
     rows: Int[Tensor, "rows context"],
     documents: Int[Tensor, "rows context"],
 ) -> Int[Tensor, " documents"]:
-    """Return how many bytes of UTF-8 text the predicted tokens of each document stand for.
+    """Return how many bytes of UTF-8 text the predicted tokens of each document decode to.
 
     Special tokens count as no bytes. For a character that is cut by the end of a document or row,
     the count may be off by a few bytes.
 
     Args:
         tokenizer: The tokenizer of the rows.
-        rows: The tokens, of which the first of each row is not predicted.
+        rows: The tokens. The first of each row is not predicted, and is left out.
         documents: The number of the document of each token.
     """
     # A stretch is a sequence of tokens of one document within a row.
@@ -289,7 +289,8 @@ def _mean_costs_without_parts(
 ) -> Float[Tensor, "k replicates"]:
     """Return k costs in nats per token: of all documents, and then without each part of them.
 
-    The documents are divided into `JACKKNIFE_PARTS` parts, by the remainder of their number.
+    These are the replicates of a jackknife. Document i belongs to part i % `JACKKNIFE_PARTS`. If
+    there are too few documents for a jackknife, only the costs of all documents are returned.
 
     Args:
         costs: The k costs of each document, summed over its tokens.
@@ -304,9 +305,11 @@ def _mean_costs_without_parts(
     )
     sums_of_parts.index_add_(0, documents % JACKKNIFE_PARTS, costs_and_counts)
 
-    document_of_token = documents.repeat_interleave(counts.long())
     all_documents = sums_of_parts.sum(0)[None]
-    totals = torch.cat([all_documents, without_parts(sums_of_parts, document_of_token)])
+    # The document of each token says whether there are enough documents for a jackknife.
+    document_of_token = documents.repeat_interleave(counts.long())
+    without_each_part = without_parts(sums_of_parts, document_of_token)
+    totals = torch.cat([all_documents, without_each_part])
     cost_sums, token_counts = totals.unbind(-1)  # (replicate, k)
     return (cost_sums / token_counts).T
 

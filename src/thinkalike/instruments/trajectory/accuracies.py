@@ -148,6 +148,7 @@ def simultaneous_t(
     quantiles = []
     for family in deviations.unbind(2):  # (b, s)
         norms = family.square().sum(0).sqrt()
+        # A value that is ignored has deviations 0, and 0 / 0 becomes 0.
         statistics = (normal @ family / norms).nan_to_num(0.0)  # (draws, s)
         largest_t = statistics.abs().amax(1) / chi
         quantiles.append(largest_t.quantile(level))
@@ -228,24 +229,26 @@ def accuracy_curve(
     Args:
         is_right: Whether the answer to each stimulus is right at each step, by a probe that was
             fitted on other groups.
-        labels: The level of each stimulus.
+        labels: The level of each stimulus, from 0.
         groups: The group of each stimulus, such as its sentence.
-        null: The accuracies with permuted labels at each step.
-        resamples: How often groups are drawn.
+        null: The accuracies at each of s steps, with labels permuted p times.
+        resamples: How often groups are drawn, for an interval of the onset.
     """
     levels = int(labels.max()) + 1
-    accuracies = balanced_accuracies(is_right, labels, groups, levels)  # one for each step
+    accuracy_of_step = balanced_accuracies(is_right, labels, groups, levels)
+    # The intervals hold for all steps together.
     accuracy = simultaneous_band(
-        torch.stack([of_step.value for of_step in accuracies]),  # (s,)
-        torch.stack([of_step.replicates for of_step in accuracies], 1),  # (replicates, s)
+        torch.stack([estimate.value for estimate in accuracy_of_step]),  # (s,)
+        torch.stack([estimate.replicates for estimate in accuracy_of_step], 1),  # (replicates, s)
     )
     threshold = _threshold_of_null(null)
-    resampled = _resampled_accuracies(is_right, labels, groups, levels, resamples)
+    # (resamples, s)
+    resampled_accuracies = _resampled_accuracies(is_right, labels, groups, levels, resamples)
     return Curve(
         accuracy,
         threshold,
         onset_index=int(onset_index(accuracy.value > threshold)),
-        draws=onset_index(resampled > threshold),
+        draws=onset_index(resampled_accuracies > threshold),  # the onset in each resample
     )
 
 
@@ -281,16 +284,19 @@ def _resampled_accuracies(
         levels: How many levels there are.
         resamples: How many resamples are drawn.
     """
+    # Axes: r resamples, s steps, k levels, n stimuli and g groups.
     is_of_level = one_hot(labels, levels).double().T  # (k, n)
+    is_right_at_level = is_right[:, None] * is_of_level  # (s, k, n)
     _, group_numbers = groups.unique(return_inverse=True)
     n_groups = int(group_numbers.max()) + 1
-    times_drawn = drawn_counts(n_groups, resamples, seeded(0))  # (r, groups)
-    counts_by_group = sum_by_document(is_of_level, group_numbers, n_groups)  # (k, groups)
-    right_by_group = sum_by_document(  # (s, k, groups)
-        is_right[:, None] * is_of_level, group_numbers, n_groups
-    )
+    # Groups take the place of documents.
+    counts_by_group = sum_by_document(is_of_level, group_numbers, n_groups)  # (k, g)
+    right_by_group = sum_by_document(is_right_at_level, group_numbers, n_groups)  # (s, k, g)
+
+    times_drawn = drawn_counts(n_groups, resamples, seeded(0))  # (r, g)
     counts = times_drawn @ counts_by_group.T  # (r, k)
     right_counts = torch.einsum("rg,skg->rsk", times_drawn, right_by_group)
+    # A level that is not drawn has no right answers: its share is 0, and does not count below.
     recalls = right_counts / counts.clamp(min=1)[:, None]
     n_levels_drawn = (counts > 0).sum(-1, keepdim=True)
     return recalls.sum(-1) / n_levels_drawn

@@ -127,20 +127,23 @@ def revision_by_step(model: ModelConfig, pattern: str = "*") -> dict[int, str]:
             names differ before the step.
     """
     names = _revision_names(model)
-    # A name with brackets, such as `run [a]-step4`, would not match itself as a pattern.
-    chosen = [pattern] if pattern in names else [name for name in names if fnmatch(name, pattern)]
+    if pattern in names:
+        # A name with brackets, such as `run [a]-step4`, would not match itself as a pattern.
+        chosen = [pattern]
+    else:
+        chosen = [name for name in names if fnmatch(name, pattern)]
     matches: dict[str, re.Match[str]] = {}
     for name in chosen:
         match = STEP_IN_NAME.match(name)
         if match:
             matches[name] = match
-    without_step = [name for name in names if name not in matches]
-    if without_step:
-        log.info("%s: left out are %s", model.called, listed(without_step))
+    left_out = [name for name in names if name not in matches]  # not chosen, or without a step
+    if left_out:
+        log.info("%s: left out are %s", model.called, listed(left_out))
 
     name_of_step: dict[int, str] = {}
+    first_name = next(iter(matches), "")
     for name, match in matches.items():
-        first_name = next(iter(matches))
         if _name_before_step(match) != _name_before_step(matches[first_name]):
             _raise_about_two_revisions(
                 model, first_name, name, "are named differently, so their order is not known"

@@ -133,7 +133,7 @@ class TrajectoryInstrument(
 
         What was read of a checkpoint is saved, so that a stopped job resumes with the next one.
         """
-        checkpoints: Checkpoints = work.input("steps", Checkpoints)
+        checkpoints: Checkpoints = work.input("steps", Checkpoints)  # what `prepare` returned
         reader = CheckpointReader(config, work)
         numbers = []
         for step in counted(list(checkpoints), "checkpoint"):

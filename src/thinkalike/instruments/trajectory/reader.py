@@ -116,7 +116,11 @@ def one_task_per_feature(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
     measure = config.measure_as(TrajectoryConfig)
     task_of_feature: dict[str, Task] = {}
     for task in tasks_of_features_and_splits(
-        stimuli, SPLITS, measure.folds, measure.least, config.seed
+        stimuli,
+        SPLITS,  # folds that keep sentences together, and folds that keep words together
+        folds=measure.folds,
+        least=measure.least,  # levels of fewer stimuli are left out
+        seed=config.seed,
     ):
         # The task that holds out words follows the one that holds out sentences, and replaces it.
         if task.split == "sentence" or _has_one_level_per_word(task, stimuli):
@@ -234,13 +238,15 @@ class CheckpointReader:
     def _importance(
         self, name: str, layers: Sequence[Float[Tensor, "n d"]]
     ) -> Float[Tensor, "l f k"]:
-        """Return the importance of each feature in each layer on each fold, by MLEM.
+        """Return the importance of each of f features in each layer on each of k folds, by MLEM.
 
         Args:
             name: The name of the checkpoint.
             layers: Its states of the stimuli.
         """
-        side = StimulusStates(name, list(range(len(layers))), list(layers), {})
+        layer_numbers = list(range(len(layers)))
+        # The origin is for the provenance of results, and is not needed.
+        side = StimulusStates(name, layer_numbers, list(layers), origin={})
         config = replace(self.config, measure=MLEMConfig(folds=self.measure.folds))
         _, importance = fit_profiles(config, self.stimuli, [side])
         return importance.by_fold()

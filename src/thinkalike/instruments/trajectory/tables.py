@@ -243,20 +243,22 @@ def _table_of_layer(steps: Sequence[int], layer: int, cka: CKAResult) -> pd.Data
         layer: The number of the layer, for a column.
         cka: The CKA of the layer between every two checkpoints, in the order of `steps`.
     """
-    value = cka.with_bias  # (s, s); `simultaneous_band` subtracts the bias
+    value = cka.with_bias  # (s, s)
     without = cka.without  # (parts, s, s): without each part of the documents
+    # The bias that `simultaneous_band` subtracts is the mean of the values without a part, less
+    # its last argument: the value of all documents.
     to_last = simultaneous_band(value[:, -1], without[:, :, -1], value[:, -1])
     columns = {"step": list(steps), "layer": layer}
     columns |= interval_columns("similarity_to_last", to_last)
 
-    # The diagonal above the main one compares each checkpoint with the next.
-    previous = value.diagonal(1, -2, -1)
-    previous_without = without.diagonal(1, -2, -1)
-    doublings = torch.log2(1 + torch.tensor(steps, dtype=torch.float64)).diff()
-    angle = previous.clamp(-1, 1).arccos() / doublings
-    angle_without = previous_without.clamp(-1, 1).arccos() / doublings
+    # The diagonal above the main one compares each checkpoint but the first with the one before.
+    previous = value.diagonal(offset=1, dim1=-2, dim2=-1)  # (s - 1,)
+    previous_without = without.diagonal(offset=1, dim1=-2, dim2=-1)  # (parts, s - 1)
     to_previous = simultaneous_band(previous, previous_without, previous)
-    speed = simultaneous_band(angle, angle_without, angle)
+    doublings = torch.log2(1 + torch.tensor(steps, dtype=torch.float64)).diff()
+    angle_per_doubling = previous.clamp(-1, 1).arccos() / doublings
+    without_part = previous_without.clamp(-1, 1).arccos() / doublings
+    speed = simultaneous_band(angle_per_doubling, without_part, angle_per_doubling)
     for name, estimate in {"similarity_to_previous": to_previous, "speed": speed}.items():
         for column, values in interval_columns(name, estimate).items():
             columns[column] = [math.nan, *values]  # the first checkpoint has none before it
