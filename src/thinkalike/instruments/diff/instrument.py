@@ -162,7 +162,9 @@ class DiffInstrument(
         if measure.null == "random_change":
             runs = 2 * RUNS  # `RUNS` with moved entries, and as many with random signs
         attention_and_mlps = 2 * base.layers
-        parts_exchanged = min(attention_and_mlps, MOST_PARTS_EXCHANGED)
+        parts_exchanged = attention_and_mlps
+        if measure.null != "continued_training":  # which exchanges all that differ
+            parts_exchanged = min(attention_and_mlps, MOST_PARTS_EXCHANGED)
         # As many outputs of single heads are exchanged as outputs of attention and MLPs.
         outputs_and_heads = 2 * min(measure.outputs, attention_and_mlps)
         if measure.taught == "only":

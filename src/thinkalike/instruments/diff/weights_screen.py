@@ -182,7 +182,7 @@ def _tensors_in_words(tensors: Sequence[EditedTensor]) -> str:
 def _norm_in_words(tensors: Sequence[EditedTensor]) -> str:
     """Return in words the norms of tensors that were zero; "" if they are not known."""
     norms = [tensor.norm_of_change for tensor in tensors]
-    if math.isnan(min(norms)):
+    if any(math.isnan(norm) for norm in norms):
         return ""
     return f", now of norm {range_text(min(norms), max(norms), '.2g')}"
 
