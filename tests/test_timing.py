@@ -1,6 +1,7 @@
 """What a job will take: small steps of it are timed on this machine, and remembered."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from conftest import composed
 from thinkalike import forecast, timing
 from thinkalike.instruments import of_stimuli
+from thinkalike.instruments.diff.instrument import MOST_PARTS_EXCHANGED, RUNS
 from thinkalike.instruments.layer_pairs.forecast import ROUNDED_COPIES
 from thinkalike.job.lookup import instrument_of
 from thinkalike.models import pass_times, shapes
@@ -187,6 +189,18 @@ def test_bit_widths_take_a_pass_of_the_model_of_each_rounded_copy_and_of_the_unt
     across, readings = kind.model_passes(config, kind.shapes_of(config))
     assert readings.phase == "readings"
     assert readings.tokens == across.tokens * (1 + ROUNDED_COPIES + 1)
+
+
+def test_a_diff_by_continued_training_exchanges_all_modules():
+    tokens = []
+    for null in ("random_change", "continued_training"):
+        words = ["measure=diff", "model=gpt2-mini", "model@target=gpt2-mini-s1", f"measure.null={null}"]
+        config = composed(*words, "measure.tokens_per_part=100", "measure.taught=false", entry="analyze")
+        shape = replace(instrument_of(config).shapes_of(config)["model"], layers=30)
+        *_, exchanges = instrument_of(config).model_passes(config, {"model": shape, "target": shape})
+        tokens.append(exchanges.tokens)
+    # 2 * 30 modules in place of 16, each put into either model, and half of the runs of the null
+    assert tokens[1] - tokens[0] == 100 * (2 * (60 - MOST_PARTS_EXCHANGED) - RUNS)
 
 
 def test_a_forecast_is_start_loading_passes_and_work(monkeypatch):
