@@ -59,7 +59,8 @@ def explaining_machine_errors(job: StoredJob | UnkeptJob) -> Iterator[None]:
 def _reason_of(error: BaseException) -> str | None:
     """Return what the machine lacks and a remedy, as a text; None for errors of other causes.
 
-    For errors of files, the chain of errors that led to this one is searched as well.
+    The reason may be too little memory, or that a file cannot be written, such as on a full disk.
+    For the latter, the errors that led to this one are searched as well.
     """
     from thinkalike.memory import out_of_memory_error
 

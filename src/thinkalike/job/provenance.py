@@ -45,8 +45,8 @@ def called_by(command_line: str) -> Iterator[None]:
 def environment() -> dict[str, object]:
     """Return where and how a result is computed now, to be stored with it.
 
-    These are the date (UTC), command line, host, versions of packages, commit, threads and peak
-    memory so far, with that of the GPU if there is one.
+    These are the date (UTC), command line (of `called_by`, else of the process), host, versions of
+    packages, commit, threads and peak memory so far, with that of the GPU if there is one.
     """
     import torch
 
