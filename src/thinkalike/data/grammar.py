@@ -337,8 +337,8 @@ class Sentence(NamedTuple):
 def crossed_sentences(most_words: int = 5) -> list[Sentence]:
     """Return all sentences of the crossed grammar that have at most `most_words` words.
 
-    This grammar has one or two words of each kind, and each stands wherever it can. So features
-    depend on each other and on single words as little as possible.
+    This grammar has only one or two words of each kind, so that all their combinations can be
+    returned. In these, features depend on each other and on single words as little as possible.
     """
     sentences = []
     for kind, slots in patterns("crossed"):
@@ -388,9 +388,10 @@ def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list
 
 
 def derivations(text: str, size: str = "small") -> list[Sentence]:
-    """Return the sentences of a grammar, with the features of their words, that read like a text.
+    """Return the sentence of a grammar that reads like a text, with the features of its words.
 
-    The list has one sentence, or none if the text is not a sentence of the grammar.
+    The list is empty if the text is not a sentence of the grammar. Otherwise it has one sentence,
+    since no text can be read in two ways in these grammars.
     """
     forms = text.split()
     sentences = []

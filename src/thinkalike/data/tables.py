@@ -256,24 +256,25 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 def checked_frame(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
     """Return a table with uniquely named columns, in pandas' own types instead of Arrow's.
 
-    An index with a name becomes a column. Columns without a name are left out, because they only
-    number the rows.
+    An index with a name becomes a column. White space around the names of columns is removed. A
+    column whose name is empty or made up by pandas ("Unnamed: 0") is left out, because it only
+    numbers the rows; one whose name is a missing value, such as NaN, is an error.
 
     Args:
         frame: The table, which is not changed.
         path: What errors call the table.
 
     Raises:
-        DataError: The table has no rows, two columns have one name, or a name is missing.
+        DataError: The table has no rows, two columns have one name, or a name is a missing value.
     """
     frame = with_named_index(frame, path)
     if frame.empty:
         raise DataError(f"{path} is empty: it has no rows below a header")
     # In a header such as "text, word", a column " word" would have no role.
     frame = frame.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
-    missing = [name for name in frame.columns if _is_missing(name)]
-    if missing:
-        raise DataError(f"{path} has a column named {missing[0]}: name it, or leave it out")
+    missing_names = [name for name in frame.columns if _is_missing(name)]
+    if missing_names:
+        raise DataError(f"{path} has a column named {missing_names[0]}: name it, or leave it out")
     is_named = [_is_column_name(name) for name in frame.columns]
     if not all(is_named):
         log.info("%s: columns without a name are left out; name them if they are read", path)
