@@ -126,7 +126,7 @@ def read_corpus(
 def _warn_of_similar_neighbours(data: DataConfig, rows: TokenRows) -> None:
     """Log a warning if consecutive documents of the evaluation text resemble each other.
 
-    Intervals resample documents as if they were independent.
+    Intervals resample documents as if they were independent, and come out too narrow then.
     """
     correlation = neighbour_correlation(rows.tokens, rows.documents)
     if correlation:  # 0 if it is no larger than in a random order

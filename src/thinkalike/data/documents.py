@@ -128,8 +128,8 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 def documents_of(config: DataConfig) -> Iterator[str]:
     """Return the documents of a source of text, in an order that never changes.
 
-    If there are fewer than `FEWEST_WHOLE_DOCUMENTS`, long ones are cut into pieces. Each piece then
-    counts as a document, and the pieces are in the order of their hashes.
+    If there are fewer than `FEWEST_WHOLE_DOCUMENTS`, long ones are cut into pieces. Then each
+    piece counts as a document, and the pieces are in the order of their hashes.
 
     Raises:
         DataError: The source cannot be read.
@@ -375,7 +375,7 @@ def _hub_fingerprint(config: DataConfig) -> str:
         config.hub_files,
         config.field,
     ]
-    if config.group:
+    if config.group:  # without groups, the fingerprint is the one from before this setting
         entries.append(config.group)
     return hashlib.sha256(repr(tuple(entries)).encode()).hexdigest()[:16]
 

@@ -144,9 +144,10 @@ class TokenStreams:
     """(documents,): a hash of each document's text."""
 
     def document_of(self, target_indices: IntArray) -> IntArray:
-        """Return the index of the document of each target token.
+        """Return the index of the document that each target token belongs to.
 
-        Both indices count from the beginning of the streams.
+        Args:
+            target_indices: The index of each token in the stream of all target tokens.
         """
         # The last document that does not start behind the token.
         return np.searchsorted(self.target_starts, target_indices, "right") - 1

@@ -109,8 +109,8 @@ class DocumentSplit:
         Empty documents and copies are left out and counted. For an evaluation document that nearly
         repeats a fitting document, there are three cases:
 
-        - The job fits nothing on the source, or fits on the evaluation documents themselves
-          (`same_split`): it is yielded like any other.
+        - The job fits nothing and the text is not a built-in one, or it fits on the evaluation
+          documents themselves (`same_split`): it is yielded like any other.
         - The source is a data set of the hub, which is read only once: it is yielded, and
           `repeats_of_fitting_documents` marks it afterwards.
         - Any other source is read beforehand to find such documents: it is left out and counted.

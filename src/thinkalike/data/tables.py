@@ -307,7 +307,8 @@ def _in_types_of_pandas(column: pd.Series) -> pd.Series:
 def with_named_index(frame: pd.DataFrame, source: str | Path) -> pd.DataFrame:
     """Return a table in which an index that has a name is a column.
 
-    An index without a name only numbers the rows and is dropped. So is one that repeats a column.
+    An index without a name only numbers the rows and is dropped, and so is one that has the name
+    and the values of a column.
 
     Args:
         frame: The table, whose index may have several levels; it is not changed.
