@@ -296,7 +296,8 @@ def _documents_of_files(config: DataConfig) -> Iterator[str]:
 def _documents_of_hub(config: DataConfig) -> Iterator[str]:
     """Yield the documents of a data set of the Hugging Face hub as they are downloaded.
 
-    The default split is "train". Documents have the names of their groups.
+    The default split is "train". If the setting `data.group` names a field, each document is a
+    `Document`: a string with the name of its group as an attribute.
     """
     options: dict[str, Any] = {"split": config.split or "train", "revision": config.revision}
     if config.hub_files:

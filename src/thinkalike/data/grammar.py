@@ -41,7 +41,8 @@ def lexicon(size: str) -> Lexicon:
         raise DataError(f"size={size} is not known; {nearest(size, SIZES)}")
     sections = yaml.safe_load(Path(__file__).with_name("lexicon.yaml").read_text())
     words: Lexicon = {}
-    for group in [*sections["more"], *sections["determiners"]]:
+    all_groups = [*sections["more"], *sections["determiners"]]  # these two name every group
+    for group in all_groups:
         entries = [sections[name].get(group, "") for name in SIZES[size]]
         words[group] = " ".join(entries).split()
     return words

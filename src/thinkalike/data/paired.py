@@ -504,7 +504,7 @@ class PairedReader:
             is_exact=np.concatenate([alignment.is_exact for alignment in alignments]),
             target_starts=target_starts,
             source_starts=source_starts,
-            document_hashes=np.array(list(self._target_ranges)),
+            document_hashes=np.array(list(self._target_ranges)),  # its keys, in order of reading
         )
 
 
@@ -515,10 +515,11 @@ def _starts(arrays: Sequence[IntArray]) -> IntArray:
 
 
 def backend_with_untrimmed_offsets(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
-    """Return a `tokenizers.Tokenizer` that cuts text alike and whose offsets include white space.
+    """Return a copy of a tokenizer that cuts text alike and whose offsets include white space.
 
     The post-processor of byte-level tokenizers trims white space from offsets, and alignment needs
-    to know where it is. Truncation and padding are switched off as well.
+    to know where it is. Truncation and padding are switched off as well. Special tokens that are
+    written in a text are cut like other text if `tokenizer` does so (`split_special_tokens`).
 
     Args:
         tokenizer: A fast tokenizer of transformers.

@@ -243,7 +243,8 @@ def _read_npz(path: Path) -> FileContents:
 def _read_safetensors(path: Path) -> FileContents:
     """Return the arrays of a .safetensors file with the ids and runs of their rows.
 
-    Ids and runs are arrays, or JSON lists in the metadata; ids may also be the word "order" there.
+    Ids and runs are arrays, or JSON lists in the metadata. Instead of ids, the metadata may have
+    the word "order", which says that the rows are in the order of the stimuli.
 
     Raises:
         DataError: Ids or runs are both an array and in the metadata.

@@ -203,7 +203,8 @@ def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
     begin with a byte-order mark.
 
     Raises:
-        DataError: A line is not a JSON object, or has a name twice, of which readers take one.
+        DataError: A line is not a JSON object, or has a name twice, of whose two values `json`
+            would keep one.
     """
     for number, line in enumerate(_lines_of(path), 1):
         if not line.strip():

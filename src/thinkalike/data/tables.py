@@ -642,13 +642,17 @@ def _is_position(cell: str) -> bool:
 def _plain_values(column: pd.Series, kind: Kind | None, location: str) -> pd.Series:
     """Return a column whose cells are numbers, names, or missing, see `plain_column`.
 
+    If two different numbers would become the same float, all cells are returned as strings for a
+    kind that is declared and is not one of numbers.
+
     Args:
         column: The column.
         kind: The declared kind of the feature; None: none is declared.
         location: What errors call the column.
 
     Raises:
-        DataError: Two different numbers would become the same float, and numbers are wanted.
+        DataError: Two different numbers would become the same float, and the declared kind is one
+            of numbers, or there is none.
     """
     try:
         return plain_column(column, location)

@@ -187,11 +187,12 @@ class Instrument(ABC, Generic[Config]):
         return keys - OF_SITES  # the settings that choose where states are read
 
     def unread(self, config: Config) -> SettingValues:
-        """Return the settings, or whole parts of them, in `reads` that a certain job ignores.
+        """Return the settings and whole parts of the configuration that a certain job ignores.
 
-        Each comes with the value that enters the hash of the job in its place: usually the default
-        of a setting, and None for a part. So jobs that differ only in ignored settings share one
-        stored result. If an ignored setting must stay in the hash as it is, the function
+        Only those are returned that other jobs of this kind read, as the class attribute `reads`
+        declares. Each comes with the value that enters the hash of the job in its place: usually
+        the default of a setting, and None for a part. So jobs that differ only in ignored settings
+        share one stored result. If an ignored setting must stay in the hash as it is, the function
         `left_in_key` returns it with the value that the configuration has.
 
             def unread(self, config):

@@ -181,7 +181,7 @@ def _stored_results(jobs: Iterable[PlannedJob], shown: bool) -> dict[str, Result
     """Return the stored results of jobs by key, after logging their warnings again.
 
     Jobs without a stored result are left out, and so are jobs with force=true, which are to be
-    done again.
+    done again. In an agent of a W&B sweep, the numbers of the results are logged to W&B once more.
 
     Args:
         jobs: The jobs.
