@@ -77,7 +77,8 @@ def read_corpus(
             reports whose intervals are not over documents.
 
     Raises:
-        DataError: There is too little text, it cannot be read, or the tokenizer lacks EOS or BOS.
+        DataError: There is too little text, it cannot be read, the tokenizer lacks EOS or BOS, or
+            `data.group` is set for models with different tokenizers.
     """
     context = data.context or context
     if data.bos is not None:
@@ -107,7 +108,8 @@ def read_corpus(
     if source is not None:
         tokenizers.append(source.tokenizer)
     if any(map(runs_code_of_user, tokenizers)):
-        corpus = _corpus_of(compute())  # what such code does at the next call cannot be known
+        # What code of the user does at the next call cannot be known, so nothing is cached.
+        corpus = _corpus_of(compute())
     else:
         name = _cache_name(data, tokenizer, context, bos, limits, source)
         path = cache_folder(data) / "tokens" / f"{name}.safetensors"

@@ -274,6 +274,7 @@ def _check_enough_text(
     if not is_fit_empty and not is_report_small:
         return
 
+    # There is enough text, but a single document takes up all evaluation tokens.
     least_fit_tokens = min(limits.fit_tokens or 0, 1)  # 1 if a number of tokens was asked for
     if report.is_full and counts["fit_tokens"] >= least_fit_tokens:
         raise DataError(

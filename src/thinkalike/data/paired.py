@@ -247,10 +247,11 @@ class AlignedRows:
 
     @classmethod
     def of(cls, packed: TokenRows, reader: PairedReader, streams: TokenStreams) -> AlignedRows:
-        """Align the rows that `pack` made with the numbers of the target's tokens.
+        """Find the source tokens of packed rows of the target, and align the rows with them.
 
         Args:
-            packed: The target's rows, with numbers of tokens in place of token ids.
+            packed: The target's rows. In place of token ids they have the index of each token in
+                the stream of all target tokens.
             reader: What cut the documents; it knows the separators of both models.
             streams: The tokens of all documents.
         """
@@ -258,8 +259,9 @@ class AlignedRows:
         source_bos_width = 0 if reader.source_bos is None else 1
         stream_indices = packed.tokens[:, bos_width:].numpy().astype(np.int64)
         documents = packed.documents[:, bos_width:].numpy().astype(np.int64)
-        stretches = Stretches.of(stream_indices, documents)
+        stretches = Stretches.of(stream_indices, documents)  # the tokens of a document in a row
 
+        # The source's tokens of a stretch end with the one that its last target token gets.
         source_first = stretches.first_source_tokens(streams)
         aligned_last = streams.aligned[stretches.target_last]
         source_lengths = np.maximum(aligned_last + 1 - source_first, 0)

@@ -125,7 +125,8 @@ def _name_in_errors(recorded: str | Path | RecordedArrays, layer: str | None = N
 def _contents_of(recorded: str | Path | RecordedArrays) -> FileContents:
     """Return the arrays of a recording with the ids and runs of their rows.
 
-    Arrays in memory have no ids: their rows are in the order of the stimuli.
+    Arrays in memory have the word "order" in place of ids: their rows are in the order of the
+    stimuli.
     """
     if isinstance(recorded, RecordedArrays):
         return FileContents(dict(recorded.layers), np.array(IN_ORDER), None)

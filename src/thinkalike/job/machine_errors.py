@@ -29,7 +29,7 @@ def explaining_machine_errors(job: StoredJob | UnkeptJob) -> Iterator[None]:
     """Turn an error that means too little memory or disk space into a one-line ResourceError.
 
     The line says how to get along with less, and whether the job can be resumed. A panic in the
-    Rust code of a tokenizer becomes a ModelError. An interruption by the user passes on, with the
+    Rust code of a tokenizer becomes a ModelError. An interruption by a signal passes on, with the
     attribute `kept`: whether the job can be resumed. Other errors pass unchanged.
 
     Args:
