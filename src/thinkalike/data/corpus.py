@@ -62,7 +62,7 @@ def read_corpus(
     source: SourceTokenizer | None = None,
     whole: bool = False,
 ) -> Corpus:
-    """Return rows to fit on and rows for the report, tokenised or read from the cache.
+    """Return rows to fit on and rows for evaluation (the report), made now or read from the cache.
 
     Args:
         data: The text. Its context, bos and fit_tokens replace the arguments of the same names

@@ -99,7 +99,7 @@ LEFT_OUT_FOLDERS = {
 class Document(str):
     """A text with the name of its group: documents of one group count as one in intervals.
 
-    All of a group is for fitting, or all of it is for the report.
+    All of a group is for fitting, or all of it is for evaluation.
     """
 
     group: str | None = None

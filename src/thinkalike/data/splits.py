@@ -1,4 +1,4 @@
-"""Which documents of a source are for fitting, and which for the report.
+"""Which documents of a source are for fitting, and which for evaluation (the report).
 
 A hash of its content decides the side of a document, so that sides do not move when files are
 added. Two more rules ensure that nothing in the report was fitted on, up to small changes:
@@ -56,9 +56,9 @@ class _SplitDocument(NamedTuple):
 
 
 class DocumentSplit:
-    """The documents of a source and their sides, in order, without copies and empty documents.
+    """The documents of a source, in order, without copies and empty documents.
 
-    Iteration yields each document and whether it is for the report.
+    Iteration yields each document and whether it is for evaluation (the report) or for fitting.
 
     Args:
         config: The settings of the source of text.

@@ -255,10 +255,11 @@ class Stimuli:
         return self.take(np.sort(np.concatenate(drawn)))
 
     def codes(self) -> Codes:
-        """Return the features as one table of float64, with an index for each nominal level.
+        """Return the features as one table of float64, with an index in place of each level.
 
-        The index counts all levels of the feature, also those that no stimulus has, so that a
-        level keeps its index when some of the stimuli are taken.
+        Features of numbers stay as they are. For any other feature, the index counts all its
+        levels, also those that no stimulus has, so that a level keeps its index when some of the
+        stimuli are taken. A missing value is NaN.
         """
         columns = {}
         levels = {}

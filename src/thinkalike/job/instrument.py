@@ -313,7 +313,7 @@ class Instrument(ABC, Generic[Config]):
         return [shape.passes(phase, tokens, row_length) for shape in distinct_shapes]
 
     def seconds_beside_passes(self, config: Config, shapes: Shapes) -> float:
-        """Return the seconds that a job takes on this machine besides the passes of its models.
+        """Return the seconds that a job takes on this machine besides its models' forward passes.
 
         A forecast of the duration adds them. By default there are none.
         """

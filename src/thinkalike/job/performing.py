@@ -95,7 +95,7 @@ def jobs_by_pass(configs: Sequence[JobConfig]) -> list[list[int]]:
         run_all = None
         if not getattr(config, "activations", None):
             run_all = instrument_of(config).run_all
-        pass_key = run_all or position
+        pass_key = run_all or position  # a job with a pass of its own has its position as the key
         positions_by_pass.setdefault(pass_key, []).append(position)
     return list(positions_by_pass.values())
 

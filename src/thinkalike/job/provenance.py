@@ -34,7 +34,7 @@ _command_line: ContextVar[str | None] = ContextVar("command line", default=None)
 
 @contextlib.contextmanager
 def called_by(command_line: str) -> Iterator[None]:
-    """Store this command line in the results of the body, instead of that of the process."""
+    """Store this command line in all results computed in the body, not that of the process."""
     token = _command_line.set(command_line)
     try:
         yield
