@@ -71,8 +71,8 @@ class DocumentSplit:
         fit_document_count, report_document_count: How many documents to fit on, and for the
             report, were yielded so far.
         evaluation_is_provisional: Whether some of the evaluation documents that are yielded may
-            have to be removed at the end: those that `repeats_of_fitting_documents` marks. It is
-            so for a data set of the hub, which is streamed.
+            have to be removed at the end: those that `repeats_of_fitting_documents` marks. This
+            happens only for a data set of the hub, which is streamed.
     """
 
     def __init__(self, config: DataConfig, is_fitted: bool = True):

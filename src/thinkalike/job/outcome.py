@@ -186,9 +186,11 @@ def _with_unbounded_ends(table: pd.DataFrame, end: float) -> pd.DataFrame:
     """
     changed = {}
     for column in map(str, table):
+        if not column.endswith("low"):
+            continue
         low = column
-        high = f"{low.removesuffix('low')}high"
-        if not low.endswith("low") or high not in table:
+        high = column.removesuffix("low") + "high"
+        if high not in table:
             continue
         is_unbounded = (table[low] == -math.inf) & (table[high] == math.inf)
         changed[low] = table[low].mask(is_unbounded, end)
