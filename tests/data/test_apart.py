@@ -91,7 +91,7 @@ def held_out(config) -> list[str]:
     """The documents of the report of a job that fits something."""
     sides = DocumentSplit(config)
     report = [text for text, is_for_evaluation in sides if is_for_evaluation]
-    if sides.evaluation_documents_stay:
+    if not sides.evaluation_is_provisional:
         return report
     return [text for text, repeats in zip(report, sides.repeats_of_fitting_documents(), strict=True) if not repeats]
 

@@ -135,9 +135,10 @@ class TokenisedText:
         because a character has at most four bytes.
         """
         next_starts = self._next_starts(text)
-        # Between a token and the next one there may be a gap of characters that a normaliser
-        # removed. The token may know them if one of them is no white space, or if the token itself
-        # ends in white space.
+        # Between a token and the next one there may be a gap of characters that belong to neither,
+        # such as those that a normaliser removed. If all of them are white space, they were merely
+        # skipped before the next token, unless this token ends in white space and may stand for a
+        # whole run of it. Any other gap may be known to this token.
         gap_ends = np.maximum(next_starts, self._ends)  # the token's own end without a gap
         has_visible = text.visible_before[gap_ends] > text.visible_before[self._ends]
         may_know_gap = has_visible | text.is_after_space[self._ends]
@@ -156,18 +157,19 @@ class TokenisedText:
         return np.maximum.accumulate(self.offsets[:, 1])
 
     def _next_starts(self, text: IndexedText) -> Positions:
-        """Return the first character of all tokens after each token, (n,).
+        """Return, for each token, the first character that any later token has, (n,).
 
-        Behind the last token, this is the end of the text.
+        For the last token, this is the end of the text.
         """
         starts = np.append(self.offsets[:, 0], len(text.code_points))[1:]
-        # Offsets may be out of order: the minimum over all later tokens.
+        # Offsets may be out of order, so this is the minimum over all later tokens.
         return np.minimum.accumulate(starts[::-1])[::-1]
 
     def _ending_in_cluster(self, text: IndexedText, ends: Positions) -> Positions:
-        """Return the indices of tokens whose next character a normaliser may join to the last.
+        """Return the indices of the tokens that may end within a cluster of joined characters.
 
-        There are none if the tokenizer has no normaliser.
+        A normaliser may join the character after such a token to the characters before, such as an
+        accent to its letter. There are no such tokens if the tokenizer has no normaliser.
 
         Args:
             text: The text.
@@ -400,7 +402,7 @@ def check_same_tokenizer(source: HasTokenizer, target: HasTokenizer) -> None:
     if differing:
         raise ModelError(
             f"{source.name} and {target.name} have different tokenizers ({', '.join(differing)}); "
-            f"choose models of one tokenizer, {_how_to_compare_words()}"
+            f"choose models of one tokenizer, {_remedy_for_different_tokens()}"
         )
 
 
@@ -442,7 +444,7 @@ def check_same_tokens(
             raise ModelError(
                 f"{source.name} and {target.name} cut a text into different tokens: where one has "
                 f"{source_piece!r}, the other has {target_piece!r}; choose models that cut texts "
-                f"alike, {_how_to_compare_words()}"
+                f"alike, {_remedy_for_different_tokens()}"
             )
 
 
@@ -508,8 +510,8 @@ def _normalised_word(tokenizer: PreTrainedTokenizerBase, word: str) -> str:
     return "".join(pieces)
 
 
-def _how_to_compare_words() -> str:
-    """Return what compares models whose tokenizers differ."""
+def _remedy_for_different_tokens() -> str:
+    """Return the end of an error: settings that compare models in spite of different tokens."""
     return (
         f"or use {named_setting('task', 'stitch')} or words ({named_setting('measure', 'cka')}, "
         f"{named_setting('measure.unit', 'word')})"

@@ -138,6 +138,7 @@ class _Sentence:
             raise _unexpected_id(number, form, next_word)
         # The last word of a multiword token such as 3-4; None for a single word.
         last_word = int(word_id[3]) if word_id[2] else None
+        # A multiword token begins behind the one before, and covers at least two words.
         if last_word is not None and not last_covered < next_word < last_word:
             raise _unexpected_id(number, form, next_word)
 

@@ -62,7 +62,7 @@ def read_corpus(
     source: SourceTokenizer | None = None,
     whole: bool = False,
 ) -> Corpus:
-    """Return rows to fit on and rows for the report, tokenised or read from the cache.
+    """Return rows to fit on and rows for evaluation (the report), made now or read from the cache.
 
     Args:
         data: The text. Its context, bos and fit_tokens replace the arguments of the same names
@@ -77,7 +77,8 @@ def read_corpus(
             reports whose intervals are not over documents.
 
     Raises:
-        DataError: There is too little text, it cannot be read, or the tokenizer lacks EOS or BOS.
+        DataError: There is too little text, it cannot be read, the tokenizer lacks EOS or BOS, or
+            `data.group` is set for models with different tokenizers.
     """
     context = data.context or context
     if data.bos is not None:
@@ -107,7 +108,8 @@ def read_corpus(
     if source is not None:
         tokenizers.append(source.tokenizer)
     if any(map(runs_code_of_user, tokenizers)):
-        corpus = _corpus_of(compute())  # what such code does at the next call cannot be known
+        # What code of the user does at the next call cannot be known, so nothing is cached.
+        corpus = _corpus_of(compute())
     else:
         name = _cache_name(data, tokenizer, context, bos, limits, source)
         path = cache_folder(data) / "tokens" / f"{name}.safetensors"
@@ -126,7 +128,7 @@ def read_corpus(
 def _warn_of_similar_neighbours(data: DataConfig, rows: TokenRows) -> None:
     """Log a warning if consecutive documents of the evaluation text resemble each other.
 
-    Intervals resample documents as if they were independent.
+    Intervals resample documents as if they were independent, and come out too narrow then.
     """
     correlation = neighbour_correlation(rows.tokens, rows.documents)
     if correlation:  # 0 if it is no larger than in a random order

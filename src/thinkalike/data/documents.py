@@ -99,7 +99,7 @@ LEFT_OUT_FOLDERS = {
 class Document(str):
     """A text with the name of its group: documents of one group count as one in intervals.
 
-    All of a group is for fitting, or all of it is for the report.
+    All of a group is for fitting, or all of it is for evaluation.
     """
 
     group: str | None = None
@@ -128,8 +128,8 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 def documents_of(config: DataConfig) -> Iterator[str]:
     """Return the documents of a source of text, in an order that never changes.
 
-    If there are fewer than `FEWEST_WHOLE_DOCUMENTS`, long ones are cut into pieces, and each piece
-    counts as a document.
+    If there are fewer than `FEWEST_WHOLE_DOCUMENTS`, long ones are cut into pieces. Then each
+    piece counts as a document, and the pieces are in the order of their hashes.
 
     Raises:
         DataError: The source cannot be read.
@@ -251,10 +251,10 @@ def _manual_topics() -> list[str]:
 
 
 def _grammar_sentences(count: int) -> Iterator[str]:
-    """Yield those of `count` sentences of the large grammar that the small one cannot make.
+    """Yield sentences of the large grammar that have a word that the small grammar lacks.
 
-    Sentences of the small grammar are stimuli that probe models. They must not be among the text
-    that models learn.
+    Sentences of the small grammar are stimuli that probe models, and must not be among the text
+    that models learn. `count` sentences are drawn, and those of the small grammar are left out.
     """
     from thinkalike.data.grammar import controlled_sentences, patterns
 
@@ -268,7 +268,11 @@ def _grammar_sentences(count: int) -> Iterator[str]:
 
 
 def _documents_in_memory(config: TextInMemory) -> Iterator[str]:
-    """Yield the documents of texts that a user passed in memory, with their groups' names."""
+    """Yield the documents of texts that a user passed in memory.
+
+    If the setting `data.group` names a field of their records, each is a `Document`: a string with
+    the name of its group as an attribute.
+    """
     grouping = _Grouping(config.group)
     for number, record in enumerate(config.records.rows, 1):
         text = _text_of(record, config.field or "text", f"texts line {number}")
@@ -276,7 +280,11 @@ def _documents_in_memory(config: TextInMemory) -> Iterator[str]:
 
 
 def _documents_of_files(config: DataConfig) -> Iterator[str]:
-    """Yield the documents of the user's files, file by file, with the names of their groups."""
+    """Yield the documents of the user's files, file by file.
+
+    If the setting `data.group` is given, each is a `Document`: a string with the name of its group
+    as an attribute.
+    """
     paths = files_of(config)
     root = os.path.commonpath([path.parent.absolute() for path in paths])
     grouping = _Grouping(config.group, root)
@@ -288,7 +296,8 @@ def _documents_of_files(config: DataConfig) -> Iterator[str]:
 def _documents_of_hub(config: DataConfig) -> Iterator[str]:
     """Yield the documents of a data set of the Hugging Face hub as they are downloaded.
 
-    The default split is "train". Documents have the names of their groups.
+    The default split is "train". If the setting `data.group` names a field, each document is a
+    `Document`: a string with the name of its group as an attribute.
     """
     options: dict[str, Any] = {"split": config.split or "train", "revision": config.revision}
     if config.hub_files:
@@ -367,7 +376,7 @@ def _hub_fingerprint(config: DataConfig) -> str:
         config.hub_files,
         config.field,
     ]
-    if config.group:
+    if config.group:  # without groups, the fingerprint is the one from before this setting
         entries.append(config.group)
     return hashlib.sha256(repr(tuple(entries)).encode()).hexdigest()[:16]
 
@@ -462,7 +471,11 @@ class _Grouping:
         self._first_value: object = None
 
     def document(self, text: str, record: Record, path: Path | None = None) -> str:
-        """Return a text as a document with the name of its group, if documents are grouped.
+        """Return a text as a `Document` with the name of its group, or as it is without groups.
+
+        The group is the file of the text, or the first folder of its path below the common folder
+        of all files, if `data.group` is "file" or "folder"; else the value of a field of its
+        record.
 
         Args:
             text: The text.

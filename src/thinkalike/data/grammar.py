@@ -41,7 +41,8 @@ def lexicon(size: str) -> Lexicon:
         raise DataError(f"size={size} is not known; {nearest(size, SIZES)}")
     sections = yaml.safe_load(Path(__file__).with_name("lexicon.yaml").read_text())
     words: Lexicon = {}
-    for group in [*sections["more"], *sections["determiners"]]:
+    all_groups = [*sections["more"], *sections["determiners"]]  # these two name every group
+    for group in all_groups:
         entries = [sections[name].get(group, "") for name in SIZES[size]]
         words[group] = " ".join(entries).split()
     return words
@@ -337,8 +338,8 @@ class Sentence(NamedTuple):
 def crossed_sentences(most_words: int = 5) -> list[Sentence]:
     """Return all sentences of the crossed grammar that have at most `most_words` words.
 
-    This grammar has one or two words of each kind, and each stands wherever it can. So features
-    depend on each other and on single words as little as possible.
+    This grammar has only one or two words of each kind, so that all their combinations can be
+    returned. In these, features depend on each other and on single words as little as possible.
     """
     sentences = []
     for kind, slots in patterns("crossed"):
@@ -388,9 +389,10 @@ def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list
 
 
 def derivations(text: str, size: str = "small") -> list[Sentence]:
-    """Return the sentences of a grammar, with the features of their words, that read like a text.
+    """Return the sentence of a grammar that reads like a text, with the features of its words.
 
-    The list has one sentence, or none if the text is not a sentence of the grammar.
+    The list is empty if the text is not a sentence of the grammar. Otherwise it has one sentence,
+    since no text can be read in two ways in these grammars.
     """
     forms = text.split()
     sentences = []

@@ -60,7 +60,12 @@ class DividedText(NamedTuple):
 def divide_at_marks(text: str) -> DividedText:
     """Divide a text file at marks such as <|endoftext|>; marks themselves are left out.
 
-    A text that has no such marks, or only mentions them, is one document.
+    A mark such as <|NAME|> divides the text at each line that holds nothing else, if it repeats or
+    its name says that a text begins or ends. With such a name it also divides where it repeatedly
+    touches text on its line. If there are several such marks, those divide whose names say that
+    a text begins or ends. Without any, marks such as <NAME> or [NAME] may divide the text, under
+    stricter conditions (`_bare_marks`). A text that has no marks, or only mentions them, is one
+    document.
 
     >>> divide_at_marks("one\\n<|endoftext|>\\ntwo\\n<|endoftext|>\\n")
     DividedText(documents=['one', 'two'], marks=['<|endoftext|>'])
@@ -73,7 +78,8 @@ def divide_at_marks(text: str) -> DividedText:
     is_divided_within_lines = False
     if len(piped_marks) == 1:
         (mark,) = piped_marks
-        names_a_boundary = bool(_boundary_marks({mark: 1}))  # the count 1 decides nothing
+        # Of a single mark, only its name matters here, and not how often it occurs.
+        names_a_boundary = bool(_boundary_marks({mark: 1}))
         if names_a_boundary:
             attached_marks = re.findall(_pattern_of_attached_mark(mark), text)
             is_divided_within_lines = len(attached_marks) >= FEWEST_REPEATS
@@ -82,9 +88,10 @@ def divide_at_marks(text: str) -> DividedText:
         divides = is_divided_within_lines or is_repeated_on_lines or is_boundary_on_line
         marks = [mark] if divides else []
     elif piped_marks:
-        marks = _boundary_marks(
-            {mark: line_counts[mark] for mark in piped_marks if line_counts[mark]}
-        )
+        counts_of_piped_marks = {
+            mark: line_counts[mark] for mark in piped_marks if line_counts[mark] > 0
+        }
+        marks = _boundary_marks(counts_of_piped_marks)
     else:
         marks = _bare_marks(text, line_counts)
 

@@ -135,8 +135,8 @@ class RowPacker:
     def __init__(self, limit: int | None, context: int, bos: int | None, aligned: bool = False):
         """Compute how many rows `limit` tokens fill, and begin without documents.
 
-        Every row has `context` tokens, of which `bos`, unless it is None, is the first. `aligned`
-        cuts a document at the end of a row.
+        Every row has `context` tokens, of which `bos`, unless it is None, is the first. With
+        `aligned`, a document is cut where it passes the end of a row.
         """
         self.limit = limit
         self.context = context
@@ -164,7 +164,8 @@ class RowPacker:
     def add(self, tokens: Sequence[int], group: str | None = None) -> None:
         """Append a document to the stream; documents of one group get the same document number.
 
-        If documents are aligned with rows, a document is cut at the end of the current row.
+        If the setting `aligned` is true, the document is cut where it passes the end of the row in
+        which it begins, so that the next one begins a row.
 
         Args:
             tokens: The token ids of the document, which end with EOS.
@@ -230,7 +231,7 @@ def pack(config: DataConfig, reader: DocumentReader, context: int, limits: TextL
     report = RowPacker(limits.evaluation_tokens, context, reader.start, aligned)
     split = DocumentSplit(config, is_fitted=limits.fit_tokens != 0)
 
-    total_tokens = None
+    total_tokens = None  # not known if all of the text is fitted on
     if limits.fit_tokens is not None:
         total_tokens = limits.fit_tokens + limits.evaluation_tokens
     with doing("tokenising, token", total_tokens) as activity:
@@ -273,6 +274,7 @@ def _check_enough_text(
     if not is_fit_empty and not is_report_small:
         return
 
+    # There is enough text, but a single document takes up all evaluation tokens.
     least_fit_tokens = min(limits.fit_tokens or 0, 1)  # 1 if a number of tokens was asked for
     if report.is_full and counts["fit_tokens"] >= least_fit_tokens:
         raise DataError(
@@ -310,20 +312,20 @@ def _documents_in_words(counts: Mapping[str, int], split: DocumentSplit, context
     """
     n_copies = counts.get("duplicate_documents", 0)
     n_near_duplicates = counts["near_duplicates"]
-    n_for_report = split.report_documents
-    # Where they do not stay, it counts near-duplicates, which turned out to be such only later.
-    if not split.evaluation_documents_stay:
+    n_for_report = split.report_document_count
+    # The split has counted near-duplicates that were yielded and turned out to be such only later.
+    if split.evaluation_is_provisional:
         n_for_report -= n_near_duplicates
     clauses = []
     if n_copies:
         clauses.append(f"{_count_with_verb(n_copies)} empty or a copy of one before")
-    if split.fit_documents:
-        clauses.append(f"{_count_with_verb(split.fit_documents)} on the side to fit on")
+    if split.fit_document_count:
+        clauses.append(f"{_count_with_verb(split.fit_document_count)} on the side to fit on")
     if n_near_duplicates:
         count = _count_with_verb(n_near_duplicates)
         clauses.append(f"{count} left out as nearly the same as one to fit on")
     clauses.append(f"{_count_with_verb(n_for_report)} for the report")
-    total = n_copies + split.fit_documents + n_near_duplicates + n_for_report
+    total = n_copies + split.fit_document_count + n_near_duplicates + n_for_report
     in_words = f"of {total} documents, {', '.join(clauses)}"
     n_in_whole_rows = counts["report_documents"]
     if n_in_whole_rows < n_for_report:
@@ -356,7 +358,7 @@ def _fill_rows(
 
     Args:
         fit, report: The packers of the fitting text and of the evaluation text (the report).
-        split: The documents. Unless `split.evaluation_documents_stay`, an evaluation document may
+        split: The documents. If `split.evaluation_is_provisional`, an evaluation document may
             turn out later to nearly repeat a fitting one, and is then removed again.
         reader: Turns documents into tokens.
         document_bytes: How many bytes of each evaluation document are read; None: all.
@@ -378,9 +380,9 @@ def _fill_rows(
         report_texts = [text for text, is_for_evaluation in batch if is_for_evaluation]
         # With `same_split`, the evaluation documents are also those to fit on.
         fit_texts = [text for text, is_for_evaluation in batch if is_for_evaluation == same_split]
-        if not (split.evaluation_documents_stay and report.is_full):
+        if split.evaluation_is_provisional or not report.is_full:
             for document in _tokenised(report_texts, reader, document_bytes):
-                if not split.evaluation_documents_stay:
+                if split.evaluation_is_provisional:
                     compact = _TokenisedDocument(array("i", document.tokens), document.group)
                     provisional.append(compact)
                 if not report.is_full:
@@ -416,15 +418,16 @@ def _without_near_duplicates(
 ) -> RowPacker:
     """Return a packer of the evaluation text without documents that nearly repeat a fitting one.
 
-    Only fitting documents that were read so far are compared. `report` itself is returned if
-    `split.evaluation_documents_stay`: then the split left out such documents itself.
+    Only fitting documents that were read so far are compared. `report` itself is returned unless
+    `split.evaluation_is_provisional`: otherwise the split has left out such documents, or they may
+    stay.
 
     Args:
         report: The packer of the evaluation text.
         split: The documents; its `counts` get the number of those that are left out.
         provisional: The tokens of all evaluation documents that were read so far.
     """
-    if split.evaluation_documents_stay:
+    if not split.evaluation_is_provisional:
         return report
     are_repeats = split.repeats_of_fitting_documents()
     split.counts["near_duplicates"] = int(are_repeats.sum())

@@ -144,9 +144,10 @@ class TokenStreams:
     """(documents,): a hash of each document's text."""
 
     def document_of(self, target_indices: IntArray) -> IntArray:
-        """Return the index of the document of each target token.
+        """Return the index of the document that each target token belongs to.
 
-        Both indices count from the beginning of the streams.
+        Args:
+            target_indices: The index of each token in the stream of all target tokens.
         """
         # The last document that does not start behind the token.
         return np.searchsorted(self.target_starts, target_indices, "right") - 1
@@ -246,10 +247,11 @@ class AlignedRows:
 
     @classmethod
     def of(cls, packed: TokenRows, reader: PairedReader, streams: TokenStreams) -> AlignedRows:
-        """Align the rows that `pack` made with the numbers of the target's tokens.
+        """Find the source tokens of packed rows of the target, and align the rows with them.
 
         Args:
-            packed: The target's rows, with numbers of tokens in place of token ids.
+            packed: The target's rows. In place of token ids they have the index of each token in
+                the stream of all target tokens.
             reader: What cut the documents; it knows the separators of both models.
             streams: The tokens of all documents.
         """
@@ -257,8 +259,9 @@ class AlignedRows:
         source_bos_width = 0 if reader.source_bos is None else 1
         stream_indices = packed.tokens[:, bos_width:].numpy().astype(np.int64)
         documents = packed.documents[:, bos_width:].numpy().astype(np.int64)
-        stretches = Stretches.of(stream_indices, documents)
+        stretches = Stretches.of(stream_indices, documents)  # the tokens of a document in a row
 
+        # The source's tokens of a stretch end with the one that its last target token gets.
         source_first = stretches.first_source_tokens(streams)
         aligned_last = streams.aligned[stretches.target_last]
         source_lengths = np.maximum(aligned_last + 1 - source_first, 0)
@@ -503,7 +506,7 @@ class PairedReader:
             is_exact=np.concatenate([alignment.is_exact for alignment in alignments]),
             target_starts=target_starts,
             source_starts=source_starts,
-            document_hashes=np.array(list(self._target_ranges)),
+            document_hashes=np.array(list(self._target_ranges)),  # its keys, in order of reading
         )
 
 
@@ -514,10 +517,11 @@ def _starts(arrays: Sequence[IntArray]) -> IntArray:
 
 
 def backend_with_untrimmed_offsets(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
-    """Return a `tokenizers.Tokenizer` that cuts text alike and whose offsets include white space.
+    """Return a copy of a tokenizer that cuts text alike and whose offsets include white space.
 
     The post-processor of byte-level tokenizers trims white space from offsets, and alignment needs
-    to know where it is. Truncation and padding are switched off as well.
+    to know where it is. Truncation and padding are switched off as well. Special tokens that are
+    written in a text are cut like other text if `tokenizer` does so (`split_special_tokens`).
 
     Args:
         tokenizer: A fast tokenizer of transformers.

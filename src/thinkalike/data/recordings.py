@@ -125,7 +125,8 @@ def _name_in_errors(recorded: str | Path | RecordedArrays, layer: str | None = N
 def _contents_of(recorded: str | Path | RecordedArrays) -> FileContents:
     """Return the arrays of a recording with the ids and runs of their rows.
 
-    Arrays in memory have no ids: their rows are in the order of the stimuli.
+    Arrays in memory have the word "order" in place of ids: their rows are in the order of the
+    stimuli.
     """
     if isinstance(recorded, RecordedArrays):
         return FileContents(dict(recorded.layers), np.array(IN_ORDER), None)
@@ -243,7 +244,8 @@ def _read_npz(path: Path) -> FileContents:
 def _read_safetensors(path: Path) -> FileContents:
     """Return the arrays of a .safetensors file with the ids and runs of their rows.
 
-    Ids and runs are arrays, or JSON lists in the metadata; ids may also be the word "order" there.
+    Ids and runs are arrays, or JSON lists in the metadata. Instead of ids, the metadata may have
+    the word "order", which says that the rows are in the order of the stimuli.
 
     Raises:
         DataError: Ids or runs are both an array and in the metadata.

@@ -94,7 +94,7 @@ class TokenRows:
         return TokenRows(self.tokens[rows], self.documents[rows], source)
 
     def batches(self, size: int, name: str = "batch") -> Iterator[TokenRows]:
-        """Yield the rows in batches of `size`, with token ids in int64, as models need them.
+        """Yield the rows in batches of `size` rows, with token ids in int64, as models need them.
 
         The last batch may be smaller. A progress display counts the batches and calls them `name`.
         """

@@ -203,7 +203,8 @@ def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
     begin with a byte-order mark.
 
     Raises:
-        DataError: A line is not a JSON object, or has a name twice, of which readers take one.
+        DataError: A line is not a JSON object, or has a name twice, of whose two values `json`
+            would keep one.
     """
     for number, line in enumerate(_lines_of(path), 1):
         if not line.strip():
@@ -226,10 +227,11 @@ def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Re
 
     Args:
         path: The file.
-        field: The only column to read, if there is one of this name; None reads all columns.
+        field: The only column to read. All columns are read if there is none of this name, or if
+            it is None.
 
     Raises:
-        DataError: Two columns have one name, or the file expands too much.
+        DataError: Two columns have one name, or the file expands to far more bytes than it has.
     """
     import pyarrow.parquet
 
@@ -383,7 +385,7 @@ def whole_characters(text: str, location: str) -> str:
 
 
 def _use_local_text() -> str:
-    """Return what errors suggest where a set of the hub cannot be read."""
+    """Return the remedy in errors about a data set of the hub that cannot be read."""
     return (
         f"use local files ({named_setting('data.files', like='[...]')}) or "
         f"{named_setting('data', 'pydoc')}"

@@ -1,4 +1,4 @@
-"""Which documents of a source are for fitting, and which for the report.
+"""Which documents of a source are for fitting, and which for evaluation (the report).
 
 A hash of its content decides the side of a document, so that sides do not move when files are
 added. Two more rules ensure that nothing in the report was fitted on, up to small changes:
@@ -56,9 +56,9 @@ class _SplitDocument(NamedTuple):
 
 
 class DocumentSplit:
-    """The documents of a source and their sides, in order, without copies and empty documents.
+    """The documents of a source, in order, without copies and empty documents.
 
-    Iteration yields each document and whether it is for the report.
+    Iteration yields each document and whether it is for evaluation (the report) or for fitting.
 
     Args:
         config: The settings of the source of text.
@@ -68,57 +68,69 @@ class DocumentSplit:
 
     Attributes:
         counts: How many documents were left out so far, by reason.
-        fit_documents, report_documents: How many documents to fit on, and for the report, were
-            yielded so far.
-        evaluation_documents_stay: Whether all evaluation documents that are yielded can be used.
-            If a data set of the hub is streamed, some of them may have to be removed at the end:
-            those that `repeats_of_fitting_documents` marks.
+        fit_document_count, report_document_count: How many documents to fit on, and for the
+            report, were yielded so far.
+        evaluation_is_provisional: Whether some of the evaluation documents that are yielded may
+            have to be removed at the end: those that `repeats_of_fitting_documents` marks. This
+            happens only for a data set of the hub, which is streamed.
     """
 
     def __init__(self, config: DataConfig, is_fitted: bool = True):
         """Decide whether evaluation documents are held out from fitting; nothing is read yet.
 
-        Documents of a user's files or of the hub are held out only if the job fits something.
+        Documents of a user's texts or of the hub are held out only if the job fits something.
         Documents of the built-in texts, on which the mini models were trained, always are.
+
+        Args:
+            config: The settings of the source of text.
+            is_fitted: Whether the job fits anything on documents.
         """
         self.config = config
         self.counts = Counter(duplicate_documents=0, near_duplicates=0)
-        self.fit_documents = 0
-        self.report_documents = 0
-        is_unseen = config.source in UNSEEN_BY_MINIS
-        self._is_held_out = is_fitted or not is_unseen
-        same_split = bool(config.same_split)
-        # A data set of the hub is streamed once. Whether a later document is for fitting and
-        # nearly repeats an evaluation document is known at the end only.
-        can_be_read_twice = config.source != "hub"
-        self.evaluation_documents_stay = can_be_read_twice or same_split or not self._is_held_out
+        self.fit_document_count = 0
+        self.report_document_count = 0
+        is_unseen_by_minis = config.source in UNSEEN_BY_MINIS
+        self._is_held_out = is_fitted or not is_unseen_by_minis
+
+        # Evaluation documents that nearly repeat a fitting document are removed, unless the job
+        # fits on the evaluation documents themselves (`same_split`).
+        removes_repeats = self._is_held_out and not config.same_split
+        # A data set of the hub is read once. Only at its end is it known whether a later document
+        # is for fitting and nearly repeats an evaluation document.
+        is_read_once = config.source == "hub"
+        self.evaluation_is_provisional = removes_repeats and is_read_once
+        self._finds_repeats_first = removes_repeats and not is_read_once
         self._report_shingles: list[Shingles] = []
         self._fit_shingles: list[Shingles] = []
 
     def __iter__(self) -> Iterator[tuple[str, bool]]:
-        """Yield each document and whether it is for evaluation, and count those that are left out.
+        """Yield each document and whether it is for evaluation.
 
-        If the source can be read twice, evaluation documents that nearly repeat a fitting document
-        are found in a first reading and left out. Otherwise they are yielded, and
-        `repeats_of_fitting_documents` marks them afterwards. They are not left out if nothing is
-        held out, or if the job fits on the evaluation documents themselves (`same_split`).
+        Empty documents and copies are left out and counted. For an evaluation document that nearly
+        repeats a fitting document, there are three cases:
+
+        - The job fits nothing and the text is not a built-in one, or it fits on the evaluation
+          documents themselves (`same_split`): it is yielded like any other.
+        - The source is a data set of the hub, which is read only once: it is yielded, and
+          `repeats_of_fitting_documents` marks it afterwards.
+        - Any other source is read beforehand to find such documents: it is left out and counted.
         """
-        repeated_fingerprints: set[str] = set()
-        if self._is_held_out and self.evaluation_documents_stay and not self.config.same_split:
-            repeated_fingerprints = _repeating_documents(self.config)
+        fingerprints_of_repeats: set[str] = set()
+        if self._finds_repeats_first:
+            fingerprints_of_repeats = _repeating_documents(self.config)
         for document in _without_copies(self.config, self.counts, self.evaluation_share):
-            if document.fingerprint in repeated_fingerprints:
+            if document.fingerprint in fingerprints_of_repeats:
                 self.counts["near_duplicates"] += 1
                 continue
-            if not self.evaluation_documents_stay:
-                self._remember(document)
+            if self.evaluation_is_provisional:
+                self._store_shingles(document)
             if document.is_for_evaluation:
-                self.report_documents += 1
+                self.report_document_count += 1
             else:
-                self.fit_documents += 1
+                self.fit_document_count += 1
             yield document.text, document.is_for_evaluation
 
-    def _remember(self, document: _SplitDocument) -> None:
+    def _store_shingles(self, document: _SplitDocument) -> None:
         """Store the shingles of a document (runs of eight words), to find near-duplicates."""
         if document.is_for_evaluation:
             self._report_shingles.append(shingles(document.text))
@@ -129,8 +141,8 @@ class DocumentSplit:
     def evaluation_share(self) -> float:
         """The share of documents for evaluation.
 
-        It is the setting `evaluation_share`. Without it, it is a default (`REPORT_SHARE`), or 1 if
-        nothing has to be held out.
+        It is the setting `data.evaluation_share`. If that is not set, it is `REPORT_SHARE`, or 1
+        if evaluation documents need not be held out from fitting.
         """
         if self.config.evaluation_share is None and not self._is_held_out:
             return 1.0
@@ -139,17 +151,17 @@ class DocumentSplit:
     def repeats_of_fitting_documents(self) -> NDArray[np.bool_]:
         """Return, for each evaluation document so far, whether it nearly repeats a fitting one.
 
-        The result is empty if such documents were left out before they were yielded, or may stay
-        (`evaluation_documents_stay`).
+        The order is that in which they were yielded. The result is empty unless
+        `evaluation_is_provisional`: otherwise such documents were left out before, or may stay.
         """
         return near_duplicates(self._report_shingles, self._fit_shingles)
 
 
 def estimated_token_count(config: DataConfig, evaluation_tokens: int, vocabulary: int) -> int:
-    """Estimate how many tokens an evaluation text has: at most `evaluation_tokens`.
+    """Estimate how many tokens the evaluation text has in a job that also fits something.
 
-    A local text may have fewer. A text of the hub, whose length is not known, and the text of a
-    folder of states are taken to be long enough.
+    These are `evaluation_tokens`, or fewer if a local text is too short. A text of the hub, whose
+    length is not known, and the text of a folder of states are taken to be long enough.
 
     Args:
         config: The settings of the text.
@@ -175,9 +187,10 @@ def estimated_token_count(config: DataConfig, evaluation_tokens: int, vocabulary
 def _sizes_of_built_in_text(
     source: Source, sentences: int | None, evaluation_share: float
 ) -> Sequence[int]:
-    """Return the bytes of each evaluation document of a text that does not change.
+    """Return the bytes of each evaluation document of a built-in text, which does not change.
 
-    To offer a budget, a job is forecast dozens of times, with less and less to do.
+    The sizes stay in memory, because a job may be forecast dozens of times, with less and less to
+    do, until it fits into the time that the user has.
     """
     return _evaluation_sizes(DataConfig(source=source, sentences=sentences), evaluation_share)
 
@@ -227,8 +240,8 @@ def _without_copies(
 def _split_documents(config: DataConfig, evaluation_share: float) -> Iterator[_SplitDocument]:
     """Yield each document with whether it is for evaluation, which a hash decides.
 
-    It is the hash of the document's content or, if it is in a group, of the name of the group, so
-    that a group is never divided.
+    This is the hash of the document's text or, if the document is in a group, of the name of the
+    group, so that a group is never divided.
 
     Args:
         config: The settings of the text.
@@ -247,14 +260,15 @@ def _split_documents(config: DataConfig, evaluation_share: float) -> Iterator[_S
 def _repeating_documents(config: DataConfig) -> set[str]:
     """Return the fingerprints of evaluation documents that nearly repeat a fitting document.
 
-    All documents of the source are compared, also those that a job does not read. The source is
-    read twice.
+    A document nearly repeats another one that has more than half of its shingles (runs of eight
+    words). All documents of the source are compared, also those that a job does not read. The
+    source is read twice.
     """
     evaluation_share = config.evaluation_share or REPORT_SHARE
-    report_documents: dict[str, Shingles] = {}
+    shingles_of_report: dict[str, Shingles] = {}  # by the fingerprint of the document
     for document in counted(_split_documents(config, evaluation_share), "document looked at"):
         if document.is_for_evaluation:
-            report_documents[document.fingerprint] = shingles(document.text)
+            shingles_of_report[document.fingerprint] = shingles(document.text)
 
     # The source is read again, so that the fitting documents need not be kept in memory.
     fit_shingles = (
@@ -262,6 +276,6 @@ def _repeating_documents(config: DataConfig) -> set[str]:
         for document in counted(_split_documents(config, evaluation_share), "document compared")
         if not document.is_for_evaluation
     )
-    repeats = near_duplicates(list(report_documents.values()), fit_shingles)
-    fingerprints = zip(report_documents, repeats, strict=True)
+    are_repeats = near_duplicates(list(shingles_of_report.values()), fit_shingles)
+    fingerprints = zip(shingles_of_report, are_repeats, strict=True)
     return {fingerprint for fingerprint, is_repeat in fingerprints if is_repeat}

@@ -83,10 +83,10 @@ class WordOverlap(NamedTuple):
     @property
     def is_confounded(self) -> bool:
         """Whether a model that knows only word identity could show importance of the feature."""
-        # Every level is one word, and every word has one level. A feature of a single level is
-        # among these, although `explained` is 0 for it.
-        is_the_word = self.one_word == 1 and self.differing == 0
-        return is_the_word or self.explained >= WORD_SHARE
+        # Every level is one word, and every word has one level. This is asked for separately
+        # because `explained` is 0 for a feature of a single level.
+        names_the_word = self.one_word == 1 and self.differing == 0
+        return names_the_word or self.explained >= WORD_SHARE
 
     def __str__(self) -> str:
         """Return a warning that says how far words explain the feature."""
@@ -255,10 +255,11 @@ class Stimuli:
         return self.take(np.sort(np.concatenate(drawn)))
 
     def codes(self) -> Codes:
-        """Return the features as one table of float64, with an index for each nominal level.
+        """Return the features as one table of float64, with an index in place of each level.
 
-        The index counts all levels of the feature, also those that no stimulus has, so that a
-        level keeps its index when some of the stimuli are taken.
+        Features of numbers stay as they are. For any other feature, the index counts all its
+        levels, also those that no stimulus has, so that a level keeps its index when some of the
+        stimuli are taken. A missing value is NaN.
         """
         columns = {}
         levels = {}
@@ -351,8 +352,9 @@ class Stimuli:
     def _check(self) -> None:
         """Raise a DataError if rows, names, spans or feature values cannot be used.
 
-        All fields of stimuli must have as many rows, ids and features must have different names,
-        and each span must lie in its text.
+        There must be at least one stimulus and one feature. All fields must have as many rows, ids
+        and names of features must be unique, `kinds` must name features only, and each span must
+        lie in its text. No feature may have complex numbers, or truth values beside numbers.
         """
         counts = {}
         for name in ("words", "sentence", "span", "features", "ids"):
@@ -529,6 +531,7 @@ def as_feature_column(column: pd.Series, name: str, kind: Kind | None, source: s
             f"{nearest(kind, KINDS)}"
         )
     _check_level_names(column, name, source)
+    # Categories of pandas already have levels, and an order if they are ordinal.
     if isinstance(column.dtype, pd.CategoricalDtype) and kind == kind_of(column):
         return column.cat.rename_categories(_level_name)
 
@@ -537,7 +540,7 @@ def as_feature_column(column: pd.Series, name: str, kind: Kind | None, source: s
         levels = _levels_of(column)
     else:
         levels = list(dict.fromkeys(_level_name(level) for level in kind))
-    # Numbers are in order by themselves, and names are not.
+    # Numbers have an order by themselves. Names have none, unless `kind` lists them in order.
     if kind == "ordinal" and kind_of(column) not in NUMBER_KINDS:
         raise DataError(
             f"{source}: {name} is ordinal; give its levels in order: "
@@ -550,11 +553,12 @@ def as_feature_column(column: pd.Series, name: str, kind: Kind | None, source: s
 
 
 def joint_codes(features: pd.DataFrame) -> Int[np.ndarray, " n"]:
-    """Return, for each row, the index of its combination of values among those that occur.
+    """Return, for each row, a number for its combination of values: 0, 1, ... as they first occur.
 
-    NaN counts as a value of its own. Without columns, all rows have the index 0.
+    Rows have the same number if they are equal in all columns, where NaN equals only NaN. Without
+    columns, all rows have the number 0.
     """
-    joint = np.zeros(len(features), dtype=int)  # of the columns so far
+    joint = np.zeros(len(features), dtype=int)  # the numbers for the columns so far
     for _, column in features.items():
         value_indices = pd.factorize(column)[0] + 1  # 0 for NaN
         # A different number for each pair (combination of the columns so far, value of this one).
@@ -633,6 +637,8 @@ def _level_name(value: object) -> str:
 
 def _check_level_names(column: pd.Series, name: str, source: str) -> None:
     """Raise a DataError if two different levels, such as 1 and "1", have the same name.
+
+    All categories of a categorical column are compared, also those that no row has.
 
     Args:
         column: The values of a feature.

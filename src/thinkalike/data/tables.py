@@ -152,20 +152,26 @@ def read_table(
     columns: Mapping[str, str | None] | None = None,
     frame: pd.DataFrame | None = None,
 ) -> Stimuli:
-    """Read stimuli from a table, whose rows have a word of a text, or a whole text, and its
-    features.
+    """Read stimuli from a table: each row is a word of a text, or a whole text, with its features.
+
+    A column is a feature, or has one of these roles:
+
+    - `text`: the text of the row.
+    - `word`: the word that is the stimulus, which is looked for in the text.
+    - `start`, `stop`: where the word stands in the text, in characters from 0.
+    - `sentence`: the name of a sentence whose words stand row below row, and are joined with
+      spaces to a text. An empty cell stands for the one above it.
+    - `id`: the name of the stimulus, which replaces a missing text.
+
+    Cells that are lists, such as the tokens and tags of a sentence, become rows.
 
     Args:
+        path: The file of the table; for a table in memory, what errors call it.
         features: The columns that are features; None takes all that have no role.
-        kinds: The kinds that values do not show; see `Stimuli`.
+        kinds: The kinds of features, such as "ordinal", that values do not show; see `Stimuli`.
         columns: The name of the column of each role, by default that of the role; None: no column
-            has it. Roles are `text`; `word`, which is looked for in the text, or `start` and
-            `stop`, its characters from 0; `sentence`, by which words that stand row below row
-            become a text with spaces, where an empty cell stands for the one above it; `id`, which
-            replaces a missing text. Cells that are lists, such as the tokens and tags of a
-            sentence, become rows.
-
-        frame: The table itself, if it is in memory.
+            has it.
+        frame: The table itself, if it is in memory; None: it is read from the file.
 
     Raises:
         DataError: The file cannot be read, a column is missing, a row has no id, a word does not
@@ -256,24 +262,25 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 def checked_frame(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
     """Return a table with uniquely named columns, in pandas' own types instead of Arrow's.
 
-    An index with a name becomes a column. Columns without a name are left out, because they only
-    number the rows.
+    An index with a name becomes a column. White space around the names of columns is removed. A
+    column whose name is empty or made up by pandas ("Unnamed: 0") is left out, because it only
+    numbers the rows; one whose name is a missing value, such as NaN, is an error.
 
     Args:
         frame: The table, which is not changed.
         path: What errors call the table.
 
     Raises:
-        DataError: The table has no rows, two columns have one name, or a name is missing.
+        DataError: The table has no rows, two columns have one name, or a name is a missing value.
     """
     frame = with_named_index(frame, path)
     if frame.empty:
         raise DataError(f"{path} is empty: it has no rows below a header")
     # In a header such as "text, word", a column " word" would have no role.
     frame = frame.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
-    missing = [name for name in frame.columns if _is_missing(name)]
-    if missing:
-        raise DataError(f"{path} has a column named {missing[0]}: name it, or leave it out")
+    missing_names = [name for name in frame.columns if _is_missing(name)]
+    if missing_names:
+        raise DataError(f"{path} has a column named {missing_names[0]}: name it, or leave it out")
     is_named = [_is_column_name(name) for name in frame.columns]
     if not all(is_named):
         log.info("%s: columns without a name are left out; name them if they are read", path)
@@ -306,7 +313,8 @@ def _in_types_of_pandas(column: pd.Series) -> pd.Series:
 def with_named_index(frame: pd.DataFrame, source: str | Path) -> pd.DataFrame:
     """Return a table in which an index that has a name is a column.
 
-    An index without a name only numbers the rows and is dropped. So is one that repeats a column.
+    An index without a name only numbers the rows and is dropped, and so is one that has the name
+    and the values of a column.
 
     Args:
         frame: The table, whose index may have several levels; it is not changed.
@@ -458,6 +466,7 @@ def _roles(
     if has_words_in_sentences and ("sentence" in columns or not has_text):
         return {role: roles[role] for role in ("sentence", "word", "id") if role in roles}
 
+    # A column of texts is required as well, unless `columns` says that there is none.
     required = [name for name in {"text": "text", **columns}.values() if name is not None]
     select_names(path, required, available, "column")
     roles.pop("sentence", None)
@@ -640,13 +649,17 @@ def _is_position(cell: str) -> bool:
 def _plain_values(column: pd.Series, kind: Kind | None, location: str) -> pd.Series:
     """Return a column whose cells are numbers, names, or missing, see `plain_column`.
 
+    If two different numbers would become the same float, all cells are returned as strings for a
+    kind that is declared and is not one of numbers.
+
     Args:
         column: The column.
         kind: The declared kind of the feature; None: none is declared.
         location: What errors call the column.
 
     Raises:
-        DataError: Two different numbers would become the same float, and numbers are wanted.
+        DataError: Two different numbers would become the same float, and the declared kind is one
+            of numbers, or there is none.
     """
     try:
         return plain_column(column, location)
@@ -657,10 +670,11 @@ def _plain_values(column: pd.Series, kind: Kind | None, location: str) -> pd.Ser
 
 
 def _feature_values(column: pd.Series, kind: Kind | None, location: str) -> pd.Series:
-    """Return a column with NaN for missing cells, and numbers for written numbers.
+    """Return a column with NaN for missing cells, and numbers for numbers written as strings.
 
-    A decimal comma is read as well. A nominal column stays as written if two of its levels, such
-    as 1.1 and 1.10, are one number.
+    If a string is no number, all strings stay as they are. So do those of a nominal column of
+    which some have a comma, or two are one number, such as 1.1 and 1.10; and those that `kind`
+    lists as levels. In other columns, a decimal comma is read as well.
 
     Args:
         column: The column. Categories are returned as they are.
@@ -685,10 +699,12 @@ def _feature_values(column: pd.Series, kind: Kind | None, location: str) -> pd.S
     written = values.dropna()
     if not all(isinstance(value, str) for value in written):
         return values
-    is_named = kind == "nominal" and written.str.contains(",").any()
-    are_levels = isinstance(kind, Sequence) and not isinstance(kind, str)
-    if is_named or (are_levels and set(written) <= set(map(str, kind or ()))):
-        return values  # the names of levels, as they are written
+    # Two cases in which the strings are names of levels and are not read as numbers: a nominal
+    # feature has commas, or the strings are among the levels that `kind` lists.
+    has_names_with_commas = kind == "nominal" and written.str.contains(",").any()
+    lists_levels = isinstance(kind, Sequence) and not isinstance(kind, str)
+    if has_names_with_commas or (lists_levels and set(written) <= set(map(str, kind or ()))):
+        return values
     values = _with_decimal_points(values, written, location)
     numbers = pd.to_numeric(values, errors="coerce")
     not_numbers = values[values.notna() & numbers.isna()]
@@ -705,6 +721,7 @@ def _feature_values(column: pd.Series, kind: Kind | None, location: str) -> pd.S
         distinct_numbers = numbers[written.index][is_long].nunique()
         if distinct_written > distinct_numbers:
             raise too_many_digits(location, column.name)
+    # Levels such as 1.1 and 1.10 would become one number.
     would_merge_levels = kind == "nominal" and numbers.nunique() < values.nunique()
     if not_numbers.empty and not would_merge_levels:
         return numbers

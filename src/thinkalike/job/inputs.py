@@ -91,7 +91,8 @@ def names_of_replaced_functions(call_id: str) -> str:
 
     What a replaced function reads cannot be known, so a stored result of an earlier call must not
     be taken for the result of this one. The returned text enters the key of a job, and no other
-    call has it. It is "" if nothing is replaced.
+    call has it. It is "" if nothing is replaced. The last text is remembered, so that the warning
+    is logged once in each call.
 
     Args:
         call_id: A random text that is new for each call of the package.

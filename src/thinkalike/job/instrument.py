@@ -151,9 +151,11 @@ class Instrument(ABC, Generic[Config]):
             keys_of_kind |= self.keys_of_part(config, part_name)
 
         unread = set(self.unread(config))
+        # A job that fits nothing evaluates models on all of a user's text, so that there is
+        # nothing to split. A built-in text is split nevertheless: minis were trained on a part.
         fits_nothing = unread.issuperset(FIT_TEXT)
-        if fits_nothing and config.data.source in UNSEEN_BY_MINIS:
-            # All of a user's text is then for evaluation, so nothing is left to be split.
+        is_text_of_user = config.data.source in UNSEEN_BY_MINIS
+        if fits_nothing and is_text_of_user:
             unread.add("data.same_split")
         for key in keys_of_kind:
             part_name = key.partition(".")[0]
@@ -164,8 +166,9 @@ class Instrument(ABC, Generic[Config]):
     def keys_of_part(self, config: Config, part: str) -> set[str]:
         """Return the key of a part, and the keys of its settings that jobs of this kind can read.
 
-        Left out are settings that are for another kind, that have no effect beside the values of
-        the others, or that choose where states are read, if the kind reads them at one place.
+        Left out are settings that are for another kind of job, settings without an effect beside
+        the values of the others, and those that choose where in a model its states are read, if
+        jobs of this kind always read the same place.
 
         Args:
             config: The configuration.
@@ -184,11 +187,12 @@ class Instrument(ABC, Generic[Config]):
         return keys - OF_SITES  # the settings that choose where states are read
 
     def unread(self, config: Config) -> SettingValues:
-        """Return the settings, or whole parts of them, in `reads` that a certain job ignores.
+        """Return the settings and whole parts of the configuration that a certain job ignores.
 
-        Each comes with the value that enters the hash of the job in its place: usually the default
-        of a setting, and None for a part. So jobs that differ only in ignored settings share one
-        stored result. If an ignored setting must stay in the hash as it is, the function
+        Only those are returned that other jobs of this kind read, as the class attribute `reads`
+        declares. Each comes with the value that enters the hash of the job in its place: usually
+        the default of a setting, and None for a part. So jobs that differ only in ignored settings
+        share one stored result. If an ignored setting must stay in the hash as it is, the function
         `left_in_key` returns it with the value that the configuration has.
 
             def unread(self, config):
@@ -309,7 +313,7 @@ class Instrument(ABC, Generic[Config]):
         return [shape.passes(phase, tokens, row_length) for shape in distinct_shapes]
 
     def seconds_beside_passes(self, config: Config, shapes: Shapes) -> float:
-        """Return the seconds that a job takes on this machine besides the passes of its models.
+        """Return the seconds that a job takes on this machine besides its models' forward passes.
 
         A forecast of the duration adds them. By default there are none.
         """

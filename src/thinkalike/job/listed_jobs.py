@@ -18,36 +18,42 @@ ListedModel = str | dict[str, object]  # an entry of models=[...]
 def asked_for(config: JobConfig) -> Sequence[JobConfig]:
     """Return the configurations of the jobs that a configuration stands for.
 
-    Without `models=[...]`, or for a measure that compares all models in one job, this is the one
-    configuration. With it, there is one job for each pair of the models, or one for each model, as
-    the measure declares. Settings that were left open are decided in each.
+    A configuration without `models=[...]` stands for a single job: itself. For one with such a
+    list, the measure declares which jobs it stands for: one job for each pair of the models, one
+    for each model, or a single job of all models, which keeps the list. In each job, settings that
+    were left open get their values.
 
     Raises:
-        ConfigError: There are fewer than two models, two are equal, one is not known, a model is
-            also named outside of the list, or the measure takes no list.
+        ConfigError: The list has fewer than two models, two that are equal, or one that is not
+            known; settings are given that do not go with a list; or the measure takes no list.
     """
     if not isinstance(config, AnalyzeConfig) or config.models is None:
         return [completed_for_instrument(config)]
-    stands_for = instrument_of_measure(config.measure.kind).of_models
-    if stands_for == "all":
+    # "all", "pairs" or "each"; "" if the measure takes no list
+    models_of_a_job = instrument_of_measure(config.measure.kind).of_models
+    if models_of_a_job == "all":
         return [completed_for_instrument(config)]
 
     shared_settings = settings_of(config.model)
     models: list[ModelConfig] = []
-    if config.models:  # beside an empty list, the model is the usual one, which nobody named
-        _check_nothing_named_apart(config)
+    # An empty list is an error below. `config.model` is then the default model, which the first
+    # check would take for one that the user named beside the list.
+    if config.models:
+        _check_settings_beside_list(config)
         models = [listed_model(entry, shared_settings) for entry in config.models]
     has_repeated = any(models.count(model) > 1 for model in models)
-    if not stands_for or len(models) < 2 or has_repeated:
+    takes_no_list = models_of_a_job == ""
+    if takes_no_list or len(models) < 2 or has_repeated:
         raise ConfigError(
             f"models={config.models} must be two different models or more, "
             "for a measure that takes them"
         )
 
     pairs: Iterable[tuple[ModelConfig, ModelConfig]]
-    if stands_for == "pairs":
+    if models_of_a_job == "pairs":
         pairs = itertools.combinations(models, 2)
     else:
+        # A job of one model has this model as its target, too, as if no target had been named.
         pairs = [(model, model) for model in models]
     return [
         completed_for_instrument(replace(config, models=None, model=source, target=target))
@@ -55,11 +61,12 @@ def asked_for(config: JobConfig) -> Sequence[JobConfig]:
     ]
 
 
-def _check_nothing_named_apart(config: AnalyzeConfig) -> None:
+def _check_settings_beside_list(config: AnalyzeConfig) -> None:
     """Raise a ConfigError for a setting that cannot be given beside models=[...].
 
-    These are an experiment, recorded activations, and all settings of a model, which belong into
-    the entries of the list. Settings that say how a model runs, such as its device, are allowed.
+    These are an experiment, recorded activations, all settings of `target`, and those of `model`,
+    which belong into the entries of the list. The settings of `model` that say how a model runs,
+    such as its device, are allowed: they apply to all listed models.
     """
     excluded: dict[str, object] = {
         "experiment": config.experiment,

@@ -28,8 +28,9 @@ MORE_SPACE = "free some space, or choose other places with {} and {}"
 def explaining_machine_errors(job: StoredJob | UnkeptJob) -> Iterator[None]:
     """Turn an error that means too little memory or disk space into a one-line ResourceError.
 
-    The line says how to get along with less, and whether the job can be resumed. Other errors pass
-    unchanged, except that a panic in the Rust code of a tokenizer becomes a ModelError.
+    The line says how to get along with less, and whether the job can be resumed. A panic in the
+    Rust code of a tokenizer becomes a ModelError. An interruption by a signal passes on, with the
+    attribute `kept`: whether the job can be resumed. Other errors pass unchanged.
 
     Args:
         job: The job that runs in the body.
@@ -59,7 +60,8 @@ def explaining_machine_errors(job: StoredJob | UnkeptJob) -> Iterator[None]:
 def _reason_of(error: BaseException) -> str | None:
     """Return what the machine lacks and a remedy, as a text; None for errors of other causes.
 
-    For errors of files, the chain of errors that led to this one is searched as well.
+    The reason may be too little memory, or that a file cannot be written, such as on a full disk.
+    For the latter, the errors that led to this one are searched as well.
     """
     from thinkalike.memory import out_of_memory_error
 

@@ -54,17 +54,22 @@ class Outcome:
 
     @property
     def why_intervals_say_little(self) -> str:
-        """What intervals over few documents cannot say, for users; "" if there are none of those.
+        """A warning for users that there are too few documents for good intervals, or "".
 
-        Documents are few if they are worth fewer than `FEW_GROUPS` of equal length. There are no
-        intervals over documents that are worth fewer than `FEWEST_GROUPS`, and users read why.
-        Stimuli have groups, such as sentences, in the place of documents.
+        The effective sample size is how many documents of equal length the documents are worth.
+        Below `FEWEST_GROUPS` no intervals are computed, and the warning says so. From there up to
+        `FEW_GROUPS` it says that the intervals are wide. It is "" for more documents, and if the
+        table has no intervals for another reason. Stimuli have groups, such as sentences, in the
+        place of documents.
         """
         from thinkalike.measures.sample_size import FEW_GROUPS, FEWEST_GROUPS  # imports torch
 
         effective = self.scalars.get("effective_sample_size", math.inf)
+        if effective >= FEW_GROUPS:
+            return ""
         has_intervals = self._has_intervals()
-        if effective >= FEW_GROUPS or not (has_intervals or effective < FEWEST_GROUPS):
+        lacks_intervals = not has_intervals and effective < FEWEST_GROUPS
+        if not has_intervals and not lacks_intervals:  # there are none for another reason
             return ""
         unit = "documents"
         remedy = "read more tokens, or give more text"
@@ -83,7 +88,11 @@ class Outcome:
         )
 
     def _has_intervals(self) -> bool:
-        """Return whether a column of the table has a bounded interval."""
+        """Return whether the table has a bounded interval.
+
+        Columns called "low" or "..._low" hold the lower ends of intervals; an end that is infinite
+        or NaN does not count.
+        """
         is_bounded = False
         for column in self.table.select_dtypes("number"):
             if column == "low" or str(column).endswith("_low"):
@@ -176,9 +185,12 @@ def _with_unbounded_ends(table: pd.DataFrame, end: float) -> pd.DataFrame:
     It is unbounded in a row if it goes from minus infinity to infinity there.
     """
     changed = {}
-    for low in map(str, table):
-        high = f"{low.removesuffix('low')}high"
-        if not low.endswith("low") or high not in table:
+    for column in map(str, table):
+        if not column.endswith("low"):
+            continue
+        low = column
+        high = column.removesuffix("low") + "high"
+        if high not in table:
             continue
         is_unbounded = (table[low] == -math.inf) & (table[high] == math.inf)
         changed[low] = table[low].mask(is_unbounded, end)

@@ -48,8 +48,8 @@ def run_job(config: JobConfig, shown: bool = True) -> Result:
         shown: Whether the result is printed.
 
     Raises:
-        ConfigError: There is no such task or measure, it takes no activations, or the setting
-            `models` stands for several jobs.
+        ConfigError: There is no such task or measure, recorded activations are given and it takes
+            none, or the setting `models` stands for several jobs.
     """
     instrument = instrument_of(config)
     models = getattr(config, "models", None)
@@ -95,7 +95,7 @@ def jobs_by_pass(configs: Sequence[JobConfig]) -> list[list[int]]:
         run_all = None
         if not getattr(config, "activations", None):
             run_all = instrument_of(config).run_all
-        pass_key = run_all or position
+        pass_key = run_all or position  # a job with a pass of its own has its position as the key
         positions_by_pass.setdefault(pass_key, []).append(position)
     return list(positions_by_pass.values())
 
@@ -163,10 +163,11 @@ def perform_all(
 def _hold_locks(jobs: Iterable[PlannedJob], opened: contextlib.ExitStack) -> None:
     """Acquire the locks of jobs, and hold them until `opened` is closed.
 
+    A lock that another process holds is waited for, or is an error if the setting `wait` is false.
     All processes acquire locks in the order of keys, so that no two wait for each other. Of
-    several processes that share one job, only the first acquires its lock and logs messages that
-    are no errors. Errors that mean too little memory or space are explained while `opened` is
-    open.
+    several processes that share one job, only the first acquires its lock; from now on, the
+    others log nothing but errors. While `opened` is open, errors that mean too little memory or
+    disk space are turned into one line.
     """
     for planned in sorted(jobs, key=lambda planned: planned.key):
         if planned.is_of_first_process:
@@ -180,7 +181,7 @@ def _stored_results(jobs: Iterable[PlannedJob], shown: bool) -> dict[str, Result
     """Return the stored results of jobs by key, after logging their warnings again.
 
     Jobs without a stored result are left out, and so are jobs with force=true, which are to be
-    done again.
+    done again. In an agent of a W&B sweep, the numbers of the results are logged to W&B once more.
 
     Args:
         jobs: The jobs.
@@ -207,9 +208,9 @@ def _stored_results(jobs: Iterable[PlannedJob], shown: bool) -> dict[str, Result
 
 
 def _repeat_warnings(result: Result) -> None:
-    """Log the warnings that a stored result came with, and which packages it was computed with.
+    """Log the warnings that a stored result came with, and the packages that changed since.
 
-    Only packages whose version is another one now are named.
+    These are the packages that have another version now than when the result was computed.
     """
     provenance = result.provenance
     for warning in provenance.get("warnings", ()):
@@ -266,7 +267,8 @@ def _run_missing(
 def _compute(running: Sequence[_Running]) -> Sequence[OutcomeOrError]:
     """Return the outcome, or the error, of each of several jobs that run together, in their order.
 
-    A single job is run by itself, and its error is raised.
+    Several jobs have the same function `run_all`, which does them in one pass over the text. A
+    single job is run by itself, and its error is raised.
     """
     first = running[0].planned
     if len(running) > 1 and first.instrument.run_all is not None:

@@ -99,7 +99,8 @@ class PlannedJob:
         from thinkalike.models.families import check_device_and_family
 
         models = list(self.models.values())
-        has_other_site = any(model.site != AFTER for model in models)  # than after each block
+        # Whether states are to be read elsewhere than after each block.
+        has_other_site = any(model.site != AFTER for model in models)
         if has_other_site and not self.instrument.takes_sites:
             raise reads_one_site("model.site", self.instrument.kind)
 
@@ -337,9 +338,9 @@ def is_known_done(instrument: AnyInstrument, config: JobConfig) -> bool:
 def may_take_long(config: JobConfig) -> bool:
     """Return whether a job is expected to take more than some minutes.
 
-    It is if a model is none of the small ones of this package, or if it reads much text, unless
-    its result is stored. False is returned for a command of several jobs, and for a job that
-    compares recordings.
+    It is if one of its models is not a mini, one of the small models of this package, or if it
+    reads much text, unless its result is stored. False is returned for a command of several jobs,
+    and for a job that compares recordings.
     """
     if any(getattr(config, setting, None) for setting in SETTINGS_OF_OTHER_JOBS):
         return False
@@ -347,14 +348,19 @@ def may_take_long(config: JobConfig) -> bool:
     instrument = instrument_of(job)
     has_only_minis = all(model.mini for model in instrument.models_of(job).values())
     is_long = _tokens_read(job) > MOST_TOKENS_OF_QUICK_JOB or not has_only_minis
-    # The key of a job without a store, which nothing is looked up by, takes time for nothing.
-    return is_long and (job.store is None or not is_known_done(instrument, job))
+    if not is_long:
+        return False
+    # Without a store there is no stored result, and the key of the job, which takes time to
+    # compute, is not needed.
+    return job.store is None or not is_known_done(instrument, job)
 
 
 def _tokens_read(config: JobConfig) -> int:
-    """Return how many tokens a job reads: the evaluation tokens, or those of all batches if more.
+    """Return how many tokens a job reads.
 
-    A setting that is left open counts as 0.
+    The settings of the text give the number of evaluation tokens, and some measures have a number
+    of batches and of tokens in each; the larger amount counts. A setting that is left open, or
+    that the measure does not have, counts as 0.
     """
     measure = getattr(config, "measure", None)
     batches = getattr(measure, "batches", None) or 0

@@ -34,7 +34,7 @@ _command_line: ContextVar[str | None] = ContextVar("command line", default=None)
 
 @contextlib.contextmanager
 def called_by(command_line: str) -> Iterator[None]:
-    """Store this command line in the results of the body, instead of that of the process."""
+    """Store this command line in all results computed in the body, not that of the process."""
     token = _command_line.set(command_line)
     try:
         yield
@@ -45,8 +45,8 @@ def called_by(command_line: str) -> Iterator[None]:
 def environment() -> dict[str, object]:
     """Return where and how a result is computed now, to be stored with it.
 
-    These are the date (UTC), command line, host, versions of packages, commit, threads and peak
-    memory so far, with that of the GPU if there is one.
+    These are the date (UTC), command line (of `called_by`, else of the process), host, versions of
+    packages, commit, threads and peak memory so far, with that of the GPU if there is one.
     """
     import torch
 

@@ -43,8 +43,9 @@ class ReadingJob:
         """Return whether a setting of a requested configuration has an effect on the job.
 
         It has none if the job ignores the setting, or if the job, as part of an experiment, has
-        another value of its own. Values that change nothing anyway are accepted as well: null,
-        which leaves the setting to the recipe, and a default that the job has, too.
+        another value of its own. In the parts of the configuration that the job reads, two values
+        of an ignored setting are accepted as well, since they ask for nothing: null, which leaves
+        the setting to the recipe, and the default, if the job has it in its key.
 
         Args:
             key: The key of a setting, such as "data.context", or of a part, such as "data".
@@ -102,6 +103,7 @@ class ReadingJob:
         read. What every job has, such as "store", is left out.
         """
         names = {key.partition(".")[0] for key in self.keys_read - OF_EVERY_JOB}
+        # Every job has a logger, and `activations` is a single setting and no part.
         names -= {"logger", "activations"}
         in_order = [item.name for item in fields(self.config) if item.name in names]
         return list(dict.fromkeys([*self.instrument.reads, *in_order]))

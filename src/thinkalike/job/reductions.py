@@ -37,9 +37,9 @@ REDUCTIONS = (
 
 
 def halvings(amount: int, least: int) -> list[int]:
-    """Return an amount, half of it, a quarter, and so on; the last one is `least`.
+    """Return an amount, half of it, a quarter, and so on, down to `least`, which is the last one.
 
-    An amount that is not above `least` is returned alone.
+    If the amount is not above `least`, it is returned alone.
 
     >>> halvings(2048, least=500)
     [2048, 1024, 512, 500]

@@ -29,8 +29,8 @@ from thinkalike.job.setting_groups import OF_EVERY_JOB, OF_SITES, REPORT_TEXT
 
 log = logging.getLogger(__name__)
 
-# Two settings that decide the values of others that the user left open, with the two values that
-# each can have.
+# Two settings that decide the values of other settings that the user left open, with the two
+# values that each can have.
 RECIPES = {"scale": ("mini", "paper"), "recipe": ("default", "paper")}
 
 # Settings that choose the text if `data` names none.
@@ -41,11 +41,13 @@ AMOUNTS = ("batches", "tokens_per_batch", "tokens", "words")
 
 
 def reads_one_site(key: str, kinds: str) -> ConfigError:
-    """Return the error for a setting that chooses a site, where jobs read the stream alone.
+    """Return the error for a setting that chooses where in a model its states are read.
+
+    It is for jobs that can read only one place (site): the residual stream after each block.
 
     Args:
-        key: The setting.
-        kinds: The kinds of the jobs.
+        key: The key of the setting, such as "model.site".
+        kinds: The kinds of the jobs, such as "loss".
     """
     return ConfigError(
         f"{named_setting(key, like='')}: {kinds} reads the stream after each block, resid_post, "
@@ -73,18 +75,18 @@ def refuse_unread_settings(keys: Sequence[str], config: JobConfig) -> None:
         raise _refusal(unread[0], request.jobs)
 
 
-def warn_of_unread(files: Mapping[str, Collection[str]], config: JobConfig) -> None:
+def warn_of_unread(keys_of_files: Mapping[str, Collection[str]], config: JobConfig) -> None:
     """Log a warning for settings of configuration files that no requested job reads.
 
     There is no error, because several kinds of jobs may share a file. Settings with their default
     value are not reported.
 
     Args:
-        files: The keys that each file sets, by the name of the file.
+        keys_of_files: The keys that each file sets, by the name of the file.
         config: The configuration with the settings of all files.
     """
     not_default = flat(key_settings(config))
-    for file, keys in files.items():
+    for file, keys in keys_of_files.items():
         request = _Request.of(config)
         unread = request.unread([key for key in sorted(keys) if key in not_default])
         if unread:
@@ -101,19 +103,25 @@ class _Request:
     """A configuration, and the jobs that it stands for.
 
     Attributes:
-        checks_models: Whether the experiment that it names checks the models itself.
+        config: The configuration that the user asked for.
+        jobs: The jobs, with the settings that each reads.
+        is_experiment: Whether it names an experiment, which checks the settings of its models
+            itself.
     """
 
     config: JobConfig
     jobs: Sequence[ReadingJob]
-    checks_models: bool
+    is_experiment: bool
 
     @classmethod
     def of(cls, config: JobConfig) -> _Request:
-        """Return the request that a configuration makes, with its jobs or those of its experiment.
+        """Return the request that a configuration makes, with the jobs that it stands for.
 
-        An experiment that does not list its jobs counts as one job.
+        If the configuration names an experiment, these are the jobs inside the experiment, or the
+        experiment itself if it does not list them.
         """
+        # Beside a list models=[...], an experiment is ignored here: `asked_for` raises an error if
+        # the two do not go together.
         is_experiment = (
             isinstance(config, AnalyzeConfig)
             and config.experiment is not None
@@ -121,24 +129,24 @@ class _Request:
         )
         if not is_experiment:
             jobs = [ReadingJob.of(job) for job in asked_for(config)]
-            return cls(config, jobs, checks_models=False)
+            return cls(config, jobs, is_experiment=False)
 
         experiment = instrument_of(config)
         jobs = [ReadingJob.of(job) for _, job in experiment.labelled_jobs(config)]
         if not jobs:
             jobs = [ReadingJob.of(config, experiment)]
-        return cls(config, jobs, checks_models=True)
+        return cls(config, jobs, is_experiment=True)
 
     def unread(self, keys: Iterable[str]) -> list[str]:
         """Return those of the keys that none of the jobs reads, in their order.
 
-        Keys that every job has, such as "store", count as read, and so do settings of models if
-        the experiment checks them.
+        Keys that every job has, such as "store", count as read, and so do the settings of the
+        models of an experiment, which checks them itself.
         """
         unread = []
         for key in keys:
             is_of_model = key.partition(".")[0] in ("model", "target")
-            if key in OF_EVERY_JOB or (self.checks_models and is_of_model):
+            if key in OF_EVERY_JOB or (self.is_experiment and is_of_model):
                 continue
             if not self._is_read(key):
                 unread.append(key)
@@ -146,9 +154,10 @@ class _Request:
 
     def _is_read(self, key: str) -> bool:
         """Return whether the configuration's value for a key has an effect on one of the jobs."""
-        if key in RECIPES:  # it has an effect through the other settings that it decides
+        if key in RECIPES:  # `scale` and `recipe` act through the other settings that they decide
             return _recipe_has_effect(key, self.config)
-        if key in CORPORA and self.config.data.name is not None:  # `data` names the text already
+        # The corpus of a model is only the text that is read if data.name is not set.
+        if key in CORPORA and self.config.data.name is not None:
             return False
         # Settings of the logger apply to the job that was requested. The jobs inside an experiment
         # are not asked, since they run without a logger.
@@ -202,12 +211,12 @@ def _refusal(key: str, jobs: Sequence[ReadingJob]) -> ConfigError:
     if key in OF_SITES and not any(job.instrument.takes_sites for job in jobs):
         return reads_one_site(key, kinds)
     if part_name not in parts_read:
-        setting = "model@target" if key == "target" else key
+        setting = "model@target" if key == "target" else key  # as one writes it to choose a target
         return ConfigError(
             f"{named_setting(setting, like='')} is not read by {kinds} with these settings; "
             f"it reads {', '.join(parts_read)}"
         )
-    if key in REPORT_TEXT:
+    if key in REPORT_TEXT:  # the amount of text, which some measures decide by other settings
         amounts = _settings_of_amount(jobs)
         remedy = "leave it out"
         if amounts:
@@ -220,9 +229,10 @@ def _refusal(key: str, jobs: Sequence[ReadingJob]) -> ConfigError:
 
 
 def _settings_of_amount(jobs: Sequence[ReadingJob]) -> list[str]:
-    """Return the settings of the jobs' measures that say how much is compared.
+    """Return those settings of the jobs' measures that say how much is compared.
 
-    An example is "measure.tokens". A setting is returned if one of the measures has it.
+    They are returned as a user writes them, such as "measure.tokens". A setting is returned if at
+    least one of the measures has it.
     """
     measures = [job.config.measure for job in jobs if isinstance(job.config, AnalyzeConfig)]
     amounts = []
@@ -265,13 +275,16 @@ def _check_listed_models(config: JobConfig) -> None:
 def _jobs_of_listed_models(config: AnalyzeConfig, instrument: AnyInstrument) -> list[ReadingJob]:
     """Return the jobs that the list models=[...] stands for, such as one for each pair of models.
 
-    Some measures compare all pairs in a single job. To find out which settings of models it reads,
-    it is treated as one job for each pair: the measure CKA lists the pairs.
+    Some measures compare all models in a single job, whose configuration has no source and target
+    that settings could be looked up in. It is treated as one job for each pair of the models.
     """
     if instrument.of_models != "all":
         return [ReadingJob.of(job) for job in asked_for(config)]
+    # `asked_for` lists the pairs for the measure CKA, which compares two models; the measure of
+    # each of these jobs is then set back.
+    config_of_pairs = replace(config, measure=measure_schema("cka")())
     jobs = []
-    for pair in asked_for(replace(config, measure=measure_schema("cka")())):
+    for pair in asked_for(config_of_pairs):
         if isinstance(pair, AnalyzeConfig):
             jobs.append(ReadingJob.of(replace(pair, measure=config.measure), instrument))
     return jobs
@@ -280,14 +293,15 @@ def _jobs_of_listed_models(config: AnalyzeConfig, instrument: AnyInstrument) -> 
 def _jobs_that_compare(
     model: ModelConfig, name: str, jobs: Sequence[ReadingJob]
 ) -> Iterator[tuple[ReadingJob, str]]:
-    """Yield each job in which a listed model is the source or the target, with its side.
+    """Yield each job that compares a listed model, with the side on which the model stands.
 
-    The side is "model" for the source, or "target". A job in which it is both comes twice.
+    The side is "model" (the source) or "target". A job in which the model stands on both sides is
+    yielded twice.
 
     Args:
         model: The listed model.
-        name: The name of a setting. The list may have the same model with another value of it,
-            which does not count.
+        name: The name of a setting of models. The list may have this model several times, with
+            different values of the setting; only jobs with the value of `model` are yielded.
         jobs: The jobs.
     """
     value = getattr(model, name)

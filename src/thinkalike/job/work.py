@@ -124,8 +124,8 @@ class Work:
 def phase_of_all(works: Iterable[Work], name: str) -> Iterator[None]:
     """Add the time of the body to a phase of each of several jobs that run together.
 
-    While another phase of a job runs inside the body, its time belongs to that phase alone, so
-    that no second of a job counts twice. The screen shows the name of the phase as the current
+    While a job runs another phase inside the body, the time counts for that phase alone, so that
+    no second of a job counts twice. The screen shows the name of the phase as the current
     activity, unless another activity runs inside it (`steps_aside`).
 
     Args:
