@@ -173,16 +173,20 @@ def similarities(p: float | None = None) -> pd.DataFrame:
     return table if p is None else table.assign(p=p, p_corrected=2 * p)
 
 
-def compared(table: pd.DataFrame):
+def compared(table: pd.DataFrame, **settings: object):
     provenance = {"stimuli": {"count": 24, "source": "words.csv"}}
-    return made(table, {}, provenance, config={"measure": {"comparator": "spearman"}})
+    return made(table, {}, provenance, config={"measure": {"comparator": "spearman", **settings}})
 
 
 def test_the_most_similar_layers_come_first_in_the_order_given_with_the_p_that_was_asked_for():
-    best = "Most similar: layer 1 of z and layer 0 of a, Spearman's ρ 0.875 [0.875, 0.875]"
+    best = "Most similar of all 4 layer pairs: layer 1 of z and layer 0 of a, Spearman's ρ 0.875 [0.875, 0.875]"
     assert said("rsa", compared(similarities())).startswith(f"{best}. ")
+    untested = said("rsa", compared(similarities(), permutations=0))
+    assert untested.startswith(f"{best}; whether that is more than by chance (permutations=99) was not computed. ")
+    assert "need not be near 0" not in untested
     tested = said("rsa", compared(similarities(p=0.01)))
-    assert tested.startswith(f"{best}, p = 0.01, and 0.02 corrected for all pairs of layers. ")
+    assert tested.startswith(f"{best}, one-sided p = 0.01, and 0.02 corrected for all pairs of layers. ")
+    assert "Permuted values need not be near 0" in tested
     assert "-0.000" not in tested
     assert "Spearman's ρ of the distances of stimuli, z (rows) and a (columns): 0 1 0 ● 1 ██●" in tested
 
@@ -344,3 +348,35 @@ def test_equal_predictions_and_equal_models_are_said():
     equal = changed([0.0])
     vars(equal)["_record"]["scalars"]["tokens"] = 0.0
     assert summary_sentence(equal) == "tuned equals base: all weights, settings and tokenizers are the same."
+
+
+# ---- trajectories
+
+
+def trajectory(losses: list[float], onsets: dict[str, float]):
+    """A result of a trajectory of three checkpoints of a model with six layers."""
+    steps = [0, 10, 100]
+    rows = [
+        {"step": step, "layer": layer, "similarity_to_last": 0.5, "speed": math.nan if step == 0 else 0.25}
+        for step in steps
+        for layer in range(6)
+    ]
+    tables = {
+        "losses": pd.DataFrame({"step": steps, "loss": losses}),
+        "onsets": pd.DataFrame([{"layer": 0, "feature": feature, "onset": onset} for feature, onset in onsets.items()]),
+    }
+    scalars = {"loss_settles": 77.0, "similarity_settles": 50.0, "documents": 9.0, "effective_sample_size": 8.5}
+    provenance = {"models": [{"name": "a@step100"}]}
+    return made(pd.DataFrame(rows), scalars, provenance, config={"data": {"name": "pydoc"}}, **tables)
+
+
+def test_a_trajectory_says_what_the_loss_did_and_names_the_text():
+    fell = said("trajectory", trajectory([7.5, 4.0, 3.25], {"Tense": 10.0}))
+    assert fell.startswith("The loss falls from 7.500 to 3.250 nats per token, nine tenths of the way by step 77; ")
+    assert "Text: pydoc, 9 documents (effective sample size 8.5)." in fell
+    assert "nothing has been learnt" not in fell
+    assert "The table has 3 of 6 layers; result.details has all." in fell
+    rose = said("trajectory", trajectory([7.5, 9.0, 10.25], {"Tense": 0.0, "Gender": math.nan}))
+    assert rose.startswith("The loss rises from 7.500 to 10.250 nats per token, ")
+    assert "settled" not in rose.lower()
+    assert "Tense from step 0 in layer 0; at step 0 nothing has been learnt yet." in rose

@@ -25,6 +25,7 @@ from thinkalike.measures.contract import AnyMeasure, LayerMeasure
 from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.ranges import Within
 from thinkalike.registry import KindEntry
+from thinkalike.store import Result
 
 
 @dataclass
@@ -133,6 +134,15 @@ class ByMeasure(LayerPairs[LayerMeasureConfig]):
     def layer_measure(self, settings: LayerMeasureConfig) -> AnyMeasure:
         """Return the measure with these settings."""
         return measure_with_settings(self.measure_class, settings)
+
+    def meaning(self, result: Result) -> str:
+        """Return in a sentence what a value of the measure is, with the settings of a result."""
+        settings = result.config.get("measure") or {}
+        arguments = {}
+        for parameter in self.measure_class.settings():
+            if parameter.name in settings:
+                arguments[parameter.name] = settings[parameter.name]
+        return self.measure_class(**arguments).meaning
 
     def fewest(self, settings: LayerMeasureConfig) -> int:
         """Return the fewest rows of a batch that the measure can compare with these settings."""

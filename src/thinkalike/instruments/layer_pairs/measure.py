@@ -26,7 +26,6 @@ from thinkalike.instruments.layer_pairs.settings import BATCHES, LayerPairsConfi
 from thinkalike.job import Work
 from thinkalike.measures.accumulator import Accumulator
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
-from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.states.batches import ModelRuns, StateBatches, text_batches
 from thinkalike.states.source import StateSource
 from thinkalike.store import Result
@@ -99,9 +98,6 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
     ) -> None:
         """Log why values have no interval, or why layer pairs have no p-value.
 
-        P-values come from permutations of documents. Only documents with equal numbers of rows can
-        exchange places, so that a batch may have too few of them.
-
         Args:
             estimate: The values of all layer pairs.
             source, target: The names of the models and of their layers, a row for each layer.
@@ -113,11 +109,8 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
                 "no value"
             )
             log.warning("warning: %s", reason)
-        if estimate.chance is not None and estimate.chance.documents < FEWEST_GROUPS:
-            log.warning(
-                "warning: p is missing: %d documents of a batch have as many rows as others",
-                estimate.chance.documents,
-            )
+        if estimate.chance is not None and estimate.chance.why_no_p is not None:
+            log.warning("warning: no p-value: %s", estimate.chance.why_no_p)
 
     # ---- the settings of a job
 
