@@ -301,7 +301,7 @@ def test_a_stitchs_sentence_has_the_text_of_fitting_and_the_losses_of_both_model
     assert sentence_of_direction(table(**losses), said).endswith(f"; {said}.")
     bytes_ = {"source_bits_per_byte": 1.2, "target_bits_per_byte": 1.1, "penalty_bits_per_byte": 0.1}
     said = text_and_losses(table(**losses, **bytes_), stitch, facts)
-    assert said == f"{fitted}; loss of the source alone 1.20, of the target 1.10 bits per byte"
+    assert said == f"{fitted}; loss of the source alone 1.20, of the target 1.10 bits per byte (3.25 nats per token)"
     assert text_and_losses(table(target="a", **losses), stitch, None) == "loss of the model alone 3.25 nats per token"
 
 

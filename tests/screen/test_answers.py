@@ -1,6 +1,7 @@
 """The first sentence of a screen is the answer, in the numbers of its table and with the names that were given."""
 
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -93,11 +94,37 @@ def test_a_change_within_the_intervals_is_not_said():
 
 def test_every_layer_that_is_named_is_shown():
     shown = said("mlem", explained(profile(animacy=RISING, tense=FALLING, number=FLAT)))
-    assert shown.startswith("a-model: the features predict distances best in layer 17, with ρ 0.500 [0.200, 0.400].")
+    assert shown.startswith(
+        "a-model: the features predict the distances of stimuli best in layer 17, with ρ 0.500 [0.200, 0.400]."
+    )
     table = shown.partition("held-out")[2]
     for layer in (0, 1, 17, 22, 23):
         assert f"│ {layer} │" in table, layer
     assert "│ 12 │" not in table or "│ 11 │" not in table, "control: not all layers are shown"
+    assert re.search(r"\(1\d of 24 layers; result.details has all\)", shown)
+    assert "no fit gives the feature any weight" not in shown
+
+
+def test_an_importance_of_exactly_0_is_explained_and_so_is_the_part_of_speech():
+    silent = profile(PoS=RISING, number=FLAT)
+    is_flat = silent["feature"] == "number"
+    silent.loc[is_flat, ["importance", "low", "high"]] = 0.0
+    shown = said("mlem", explained(silent))
+    assert "0.000 [0.000, 0.000]: no fit gives the feature any weight." in shown
+    assert "PoS: part of speech." in shown
+
+
+# ---- distances
+
+
+def test_a_distance_names_its_text_and_how_many_layers_the_table_has():
+    rows = [{"source": "a", "target": "b", "source_layer": layer, "target_layer": layer, "value": 0.25 + layer / 100,
+             "low": 0.2, "high": 0.6, "cosine": 0.9} for layer in range(30)]  # fmt: skip
+    scalars = {"documents": 11.0, "effective_sample_size": 8.6, "batches": 4.0, "rows": 4096.0}
+    shown = said("distance", made(pd.DataFrame(rows), scalars, config={"data": {"name": "pydoc"}}))
+    assert "(16 of 30 layers; result.details has all)" in shown
+    assert "Computed on pydoc: 4 batches of 1,024 tokens, 11 documents (effective sample size 8.6)." in shown
+    assert shown.endswith("95 % intervals are over documents.")
 
 
 # ---- the ruler, and readings of other measures
@@ -375,7 +402,7 @@ def test_a_trajectory_says_what_the_loss_did_and_names_the_text():
     assert fell.startswith("The loss falls from 7.500 to 3.250 nats per token, nine tenths of the way by step 77; ")
     assert "Text: pydoc, 9 documents (effective sample size 8.5)." in fell
     assert "nothing has been learnt" not in fell
-    assert "The table has 3 of 6 layers; result.details has all." in fell
+    assert "(3 of 6 layers; result.details has all)" in fell
     rose = said("trajectory", trajectory([7.5, 9.0, 10.25], {"Tense": 0.0, "Gender": math.nan}))
     assert rose.startswith("The loss rises from 7.500 to 10.250 nats per token, ")
     assert "settled" not in rose.lower()

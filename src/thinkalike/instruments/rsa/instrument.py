@@ -260,8 +260,8 @@ def _layers_and_similarity(row: pd.Series, label: str) -> str:
     if pd.isna(row.get("p")):
         return in_words
     return (
-        f"{in_words}, one-sided p = {row['p']:.3g}, and {row['p_corrected']:.3g} corrected for all "
-        "pairs of layers"
+        f"{in_words}, one-sided p = {row['p']:.3g}, and {row['p_corrected']:.3g} corrected for "
+        "all pairs of layers"
     )
 
 

@@ -17,6 +17,7 @@ from thinkalike.screen import (
     show_table,
     show_text,
     span,
+    with_share,
 )
 from thinkalike.store import Result
 
@@ -191,6 +192,7 @@ def _losses_of_models_alone(table: pd.DataFrame) -> str:
     """Return the losses of both models without a stitch; "" for results of earlier versions.
 
     Losses per token of different tokenizers cannot be compared, so these are in bits per byte.
+    That of the target follows in nats per token, as the losses of stitches are.
 
     Args:
         table: The details of the direction. Each of its rows has the same losses.
@@ -207,7 +209,10 @@ def _losses_of_models_alone(table: pd.DataFrame) -> str:
     if first["source"] == first["target"]:
         return f"loss of the model alone {target} {unit}"
     source = number_text(first[columns["source"]], ".2f")
-    return f"loss of the source alone {source}, of the target {target} {unit}"
+    losses = f"loss of the source alone {source}, of the target {target} {unit}"
+    if unit == "bits per byte" and "target_loss" in table:  # as in the table of losses
+        losses += f" ({number_text(first['target_loss'], '.2f')} nats per token)"
+    return losses
 
 
 def _comparisons_with_baselines(table: pd.DataFrame) -> list[str]:
@@ -329,6 +334,7 @@ def show_penalties_of_direction(
         unit += f" of {first['target']}"
     show_text(sentence_of_direction(table, about_job))
     title = f"{first['source']} → {first['target']}: loss and penalty, {unit}"
+    title = with_share(title, {"layer pairs": (len(rows), len(table))})
     show_table(Table(title, _columns_of_direction(table.iloc[[*rows]])))
     floor = sentence_of_floor(table)
     if floor:

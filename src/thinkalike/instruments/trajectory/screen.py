@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from thinkalike.advice import shown_in_words
 from thinkalike.instruments.text_name import name_of_text
 from thinkalike.screen import (
     Table,
@@ -15,6 +14,7 @@ from thinkalike.screen import (
     show_note,
     show_table,
     show_text,
+    with_share,
 )
 from thinkalike.store import Result
 
@@ -49,18 +49,15 @@ def show_steps(result: Result) -> None:
         f"Loss in nats per token, CKA with {last} by layer, and speed in radians per doubling of "
         "the step"
     )
-    show_table(Table(title, columns))
-    show_note(
-        "CKA is computed after the mean state of each token and position is removed. Speed: "
-        "arccos of the CKA with the checkpoint before, mean over layers."
-    )
     counts = {
         "checkpoints": (len(indices), len(losses)),
         "layers": (len(shown_layers), len(layers)),
     }
-    shown = shown_in_words(counts)
-    if shown:
-        show_note(f"The table has {shown}.")
+    show_table(Table(with_share(title, counts), columns))
+    show_note(
+        "CKA is computed after the mean state of each token and position is removed. Speed: "
+        "arccos of the CKA with the checkpoint before, mean over layers."
+    )
 
 
 def _evenly_spaced(count: int) -> list[int]:
