@@ -273,15 +273,22 @@ def test_the_largest_effect_is_that_of_modules_that_were_exchanged():
 def test_modules_at_which_states_begin_to_differ_are_all_of_them_or_nearly_all():
     table = changed([0.1] * 12).details
     table["onset"] = [0.3] + [0.001] * 10 + [0.0]
-    said_of_most = "At least 90 % of the differences between states begin in these modules, given equal input: MLP 0."
+    said_of_most = (
+        "At least 90 % of the differences that modules make to states begin in these modules, given equal input "
+        "(numbers of blocks): MLP 0."
+    )
     assert onsets_in_words(table) == said_of_most
     table["onset"] = [0.3, 0.2] + [0.0] * 10
-    assert onsets_in_words(table) == "States begin to differ in these modules, given equal input: MLP 0 to 1."
+    assert (
+        onsets_in_words(table)
+        == "States begin to differ in these modules, given equal input (numbers of blocks): MLP 0 to 1."
+    )
     table["onset"] = [0.5, 0.2] * 6
     table["component"] = ["MLP", "attention"] * 6
     table["layer"] = [layer * 3 for layer in range(12)]
     in_many = (
-        "At least 90 % of the differences between states begin in 10 modules, given equal input, most of all in MLP 0 "
+        "At least 90 % of the differences that modules make to states begin in 10 modules, given equal input, most of "
+        "all in MLP 0 "
         "(by 0.5 of their norm)."
     )
     assert onsets_in_words(table) == in_many
@@ -289,10 +296,10 @@ def test_modules_at_which_states_begin_to_differ_are_all_of_them_or_nearly_all()
 
 @pytest.mark.parametrize(
     ("massive", "words"),
-    [({"massive_states": 8}, "change of the states, without 8 massive ones (cosine"),
-     ({"massive_states": 1}, "change of the states, without 1 massive one (cosine"),
-     ({"massive_states": 0}, "change of the states (cosine"),
-     ({}, "change of the states (cosine")],
+    [({"massive_states": 8}, "of the change of the states, without 8 states with massive activations; from"),
+     ({"massive_states": 1}, "of the change of the states, without 1 state with massive activations; from"),
+     ({"massive_states": 0}, "holds 43 % of the mean square of the change of the states; from either half"),
+     ({}, "holds 43 % of the mean square of the change of the states; from either half")],
 )  # fmt: skip
 def test_directions_say_that_massive_states_were_left_out(massive, words):
     row = {"layer": 24, "share_of_change": 0.432, "stability": 0.99, "raises": "' a'", "lowers": "' b'", **massive}

@@ -192,7 +192,6 @@ def _losses_of_models_alone(table: pd.DataFrame) -> str:
     """Return the losses of both models without a stitch; "" for results of earlier versions.
 
     Losses per token of different tokenizers cannot be compared, so these are in bits per byte.
-    That of the target follows in nats per token, as the losses of stitches are.
 
     Args:
         table: The details of the direction. Each of its rows has the same losses.
@@ -209,10 +208,7 @@ def _losses_of_models_alone(table: pd.DataFrame) -> str:
     if first["source"] == first["target"]:
         return f"loss of the model alone {target} {unit}"
     source = number_text(first[columns["source"]], ".2f")
-    losses = f"loss of the source alone {source}, of the target {target} {unit}"
-    if unit == "bits per byte" and "target_loss" in table:  # as in the table of losses
-        losses += f" ({number_text(first['target_loss'], '.2f')} nats per token)"
-    return losses
+    return f"loss of the source alone {source}, of the target {target} {unit}"
 
 
 def _comparisons_with_baselines(table: pd.DataFrame) -> list[str]:
@@ -287,7 +283,11 @@ def sentence_of_floor(table: pd.DataFrame) -> str:
 
 def meaning_of_columns(table: pd.DataFrame) -> str:
     """Return a note that explains the columns of a table of stitches, if the table has them."""
-    meanings = ["The penalty is the loss of the stitched model minus that of the target alone"]
+    penalty = "The penalty is the loss of the stitched model minus that of the target alone"
+    if {"penalty_bits_per_byte", "target_loss"} <= set(table):
+        # The sentence above has it in bits per byte, as the tokenizers differ.
+        penalty += f", {number_text(table['target_loss'].iloc[0], '.2f')}"
+    meanings = [penalty]
     for name, column in BASELINES.items():
         if column in table:
             meanings.append(f"the {name} is {MEANING_OF_BASELINES[name]}")
