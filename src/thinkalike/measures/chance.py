@@ -130,12 +130,12 @@ class PermutedDocuments(NamedTuple):
 
     Attributes:
         moved: How many of them change places; 0 if they are too few for a p-value.
-        count: How many there are among the rows that are compared.
+        documents: How many there are among the rows that are compared.
         effective: How many documents of equal length they are worth.
     """
 
     moved: float
-    count: float
+    documents: float
     effective: float
 
     def why_no_p(self, fewest_rows: int, is_within_tokens: bool) -> str | None:
@@ -150,15 +150,14 @@ class PermutedDocuments(NamedTuple):
         if is_within_tokens:
             return (
                 f"within tokens p needs an effective sample size of {FEWEST_GROUPS_IF_BIASED}, "
-                f"and the {self.count:.0f} documents of a batch have {self.effective:.1f}"
+                f"and the {self.documents:.0f} documents of a batch have {self.effective:.1f}"
             )
-        if self.count < FEWEST_GROUPS:
-            return (
-                f"p needs {FEWEST_GROUPS} documents in a batch, and this one has {self.count:.0f}"
-            )
+        count = f"{self.documents:.0f}"
+        if self.documents < FEWEST_GROUPS:
+            return f"p needs {FEWEST_GROUPS} documents in a batch, and this one has {count}"
         return (
-            f"p needs {fewest_rows} rows in documents of equal length, and the {self.count:.0f} "
-            f"documents of a batch have fewer (effective sample size {self.effective:.1f})"
+            f"p needs {fewest_rows} rows in documents of equal length, and the {count} documents "
+            f"of a batch have fewer (effective sample size {self.effective:.1f})"
         )
 
 

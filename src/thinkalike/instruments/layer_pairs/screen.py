@@ -397,7 +397,7 @@ def show_layer_pairs(
 def _is_within_tokens(result: Result) -> bool:
     """Return whether only rows of the same token were compared."""
     measure = result.config.get("measure") or {}
-    return measure.get("conditional_on", "none") != "none"
+    return bool(measure.get("conditional_on", "none") != "none")
 
 
 def _why_no_p(result: Result) -> str:
