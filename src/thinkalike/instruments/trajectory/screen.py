@@ -74,8 +74,8 @@ def show_onsets(onsets: pd.DataFrame) -> None:
             feature can be read out of all checkpoints. It is NaN if there is none.
     """
     probe = (
-        "linear probes tell its levels apart in held-out stimuli, to the end and better than "
-        "probes of permuted labels do"
+        "linear probes tell its levels apart in held-out words or sentences, to the end and "
+        "better than probes of permuted labels do"
     )
     with_onset = onsets.dropna(subset="onset").sort_values("onset", kind="stable")
     earliest = with_onset.groupby("feature", sort=False).first()
