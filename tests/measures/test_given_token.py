@@ -258,20 +258,6 @@ def test_neighbours_given_the_token_are_those_of_scikit_learn(at_once, monkeypat
     assert torch.equal(again.compute().high, result.high)
 
 
-def test_within_tokens_the_reason_for_no_p_is_the_effective_sample_size():
-    """Of 42 documents one has nearly all rows, so that they are worth few of equal length."""
-    tokens = torch.zeros(400, dtype=torch.long)
-    documents = torch.cat([torch.zeros(359, dtype=torch.long), 1 + torch.arange(41)])
-    metric = LayerMeans(1, 1, MutualKNN(3), 2, conditional_on="token")
-    metric.update([torch.randn(400, 4)], [torch.randn(400, 4)], documents=documents, groups=tokens)
-    chance = metric.compute().chance
-    assert chance.p.isnan().all()
-    effective = 400**2 / (359**2 + 41)
-    assert chance.why_no_p == (
-        f"within tokens p needs an effective sample size of 15, and the 42 documents of a batch have {effective:.1f}"
-    )
-
-
 @pytest.mark.ci_slow
 def test_the_null_of_neighbours_given_the_token_is_chance():
     tokens = drawn()

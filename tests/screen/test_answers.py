@@ -23,6 +23,7 @@ from thinkalike.instruments.ruler.screen import (
     sentence_of_pairs_above_control,
     show_bit_widths,
 )
+from thinkalike.registry import layer_measures
 from thinkalike.screen import number_text, span
 from thinkalike.screen.text import wrapped
 
@@ -414,3 +415,15 @@ def test_a_trajectory_says_what_the_loss_did_and_names_the_text():
     assert rose.startswith("The loss rises from 7.500 to 10.250 nats per token, ")
     assert "settled" not in rose.lower()
     assert "Tense from step 0 in layer 0; at step 0 nothing has been learnt yet." in rose
+
+
+# ---- what a value is
+
+
+@pytest.mark.parametrize("kind", [entry.kind for entry in layer_measures()])
+def test_every_measure_of_layer_pairs_says_what_a_value_is(kind):
+    meaning = instrument(MEASURES[kind]).meaning(made(pd.DataFrame(), config={"measure": {"neighbours": 7}}))
+    assert "{" not in meaning
+    assert meaning.endswith(".")
+    if kind == "mutual_knn":
+        assert "a row's 7 nearest neighbours by cosine" in meaning

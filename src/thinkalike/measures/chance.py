@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -58,8 +57,7 @@ class Chance:
             & Young 1993), for a pair that was chosen because it is the closest.
         largest: The calibrated value of the closest pair, where chance is the mean of the closest
             of each permutation.
-        documents: How many documents change places; 0 if they are too few for p-values.
-        why_no_p: Why p-values are NaN, in a clause for users; None if they are not.
+        documents: How many documents change places.
     """
 
     null: Float[Tensor, "l m"]
@@ -68,7 +66,6 @@ class Chance:
     p_of_largest: Float[Tensor, "l m"]
     largest: float
     documents: int
-    why_no_p: str | None = None
 
 
 def chance_of(
@@ -78,7 +75,6 @@ def chance_of(
     documents: int,
     best: float = 1.0,
     sign: int = 1,
-    why_no_p: str | None = None,
 ) -> Chance:
     """Return how the values of layer pairs compare with chance: calibrated values and p-values.
 
@@ -93,7 +89,6 @@ def chance_of(
         documents: How many documents change places.
         best: The value of a layer with itself.
         sign: 1 if larger values mean more similar, and -1 for a distance.
-        why_no_p: Why there are no p-values, where there are none.
     """
 
     def calibrated(value: Float[Tensor, "l m"]) -> Float[Tensor, "l m"]:
@@ -121,44 +116,7 @@ def chance_of(
         p_of_largest=p_of_largest.maximum(p),  # ties may be broken differently in the two
         largest=(float(observed.max()) - closest_by_chance) / (sign * best - closest_by_chance),
         documents=documents,
-        why_no_p=why_no_p if documents < FEWEST_GROUPS else None,
     )
-
-
-class PermutedDocuments(NamedTuple):
-    """The documents of the batch whose null is computed.
-
-    Attributes:
-        moved: How many of them change places; 0 if they are too few for a p-value.
-        documents: How many there are among the rows that are compared.
-        effective: How many documents of equal length they are worth.
-    """
-
-    moved: float
-    documents: float
-    effective: float
-
-    def why_no_p(self, fewest_rows: int, is_within_tokens: bool) -> str | None:
-        """Return why there is no p-value, in a clause for users; None if there is one.
-
-        Args:
-            fewest_rows: The fewest rows that the measure can compare.
-            is_within_tokens: Whether only rows of the same token are compared.
-        """
-        if self.moved >= FEWEST_GROUPS:
-            return None
-        if is_within_tokens:
-            return (
-                f"within tokens p needs an effective sample size of {FEWEST_GROUPS_IF_BIASED}, "
-                f"and the {self.documents:.0f} documents of a batch have {self.effective:.1f}"
-            )
-        count = f"{self.documents:.0f}"
-        if self.documents < FEWEST_GROUPS:
-            return f"p needs {FEWEST_GROUPS} documents in a batch, and this one has {count}"
-        return (
-            f"p needs {fewest_rows} rows in documents of equal length, and the {count} documents "
-            f"of a batch have fewer (effective sample size {self.effective:.1f})"
-        )
 
 
 def p_value(null: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -219,8 +177,8 @@ class BatchNull:
 
         Returns:
             For each pair of models "null", the mean value by chance, (l, m); "tested", the value
-            that is tested and then those of the permutations, (1 + p, l, m); and "moved", the
-            three numbers of `PermutedDocuments`.
+            that is tested and then those of the permutations, (1 + p, l, m); and "moved", how many
+            documents change places.
 
         Raises:
             ValueError: By chance alone, layers are as close as can be.
@@ -254,11 +212,7 @@ class BatchNull:
                 )
 
         tested, document_count = self._exchangeable_values(document_of_row, permuted, values)
-        _, rows_per_document = document_of_row.unique(return_counts=True)
-        documents_in_batch = PermutedDocuments(
-            document_count, len(rows_per_document), effective_number(rows_per_document)
-        )
-        moved = torch.tensor(documents_in_batch, dtype=torch.float64)
+        moved = torch.tensor(document_count)
         return {
             pair: {"null": null[pair], "tested": tested[pair], "moved": moved}
             for pair in self.model_pairs.pairs

@@ -298,11 +298,6 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         return 4
 
     @property
-    def meaning(self) -> str:
-        """What a value is, in a sentence that screens print under it; "": they print nothing."""
-        return ""
-
-    @property
     def needed_by(self) -> str:
         """What needs the least number of rows, for errors; "": any use of the measure."""
         return ""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinkalike.arguments import Count, RepetitionsOrNone, takes_arrays
 from thinkalike.measures.accumulator import Accumulator
-from thinkalike.measures.chance import BatchNull, PermutedDocuments, chance_of
+from thinkalike.measures.chance import BatchNull, chance_of
 from thinkalike.measures.contract import (
     AnyMeasure,
     Batch,
@@ -172,8 +172,8 @@ class LayerMeans(Accumulator):
             if pair in nulls:
                 states["null"] = nulls[pair]["null"]
                 states["tested"] = nulls[pair]["tested"]
-                moved = nulls[pair]["moved"]
-                states["moved"] = torch.cat([moved.new_tensor([batch.number]), moved])
+                batch_number = torch.tensor(batch.number)
+                states["moved"] = torch.stack([batch_number, nulls[pair]["moved"]])
             if biases:
                 states["dependence"] = joint_matrix(biases, pair).double()
             if measure.has_leverage:
@@ -221,8 +221,8 @@ class LayerMeans(Accumulator):
         """Return whether a batch's number is below those of all batches whose null is stored.
 
         The null distribution of a run is that of the batch with the lowest number, so that it does
-        not depend on the order in which batches come. Each entry of `self.moved`, of shape (1, 4),
-        has the number of a batch with a null, and the `PermutedDocuments` of this batch.
+        not depend on the order in which batches come. Each entry of `self.moved`, of shape (1, 2),
+        has the number of a batch with a null, and how many of its documents were permuted.
         """
         return all(number < int(entry[0, 0]) for entry in self.moved)
 
@@ -275,17 +275,16 @@ class LayerMeans(Accumulator):
         }
         if "null" in states:
             # The null is that of the batch of lowest number that has one. "moved" has for each of
-            # these batches its number, and then its `PermutedDocuments`.
+            # these batches its number, and how many of its documents were permuted.
             first_batch = int(states["moved"][:, 0].argmin())
-            documents = PermutedDocuments(*states["moved"][first_batch, 1:].tolist())
+            _, documents_moved = states["moved"][first_batch]
             arguments["chance"] = chance_of(
                 across,
                 null=states["null"][first_batch],  # the mean values by chance, (l, m)
                 tested=states["tested"][first_batch],  # what p-values compare, (a, l, m)
-                documents=int(documents.moved),
+                documents=int(documents_moved),
                 best=self.measure.best,
                 sign=1 if self.measure.higher_is_closer else -1,
-                why_no_p=documents.why_no_p(self.measure.fewest, self.conditional_on == "token"),
             )
         if "used" in states:
             # "used" has for each batch how many rows were in groups of one token, and all rows.

@@ -72,14 +72,6 @@ class Jaccard(OfNeighbours[Tensor]):
     formula = "common neighbours over neighbours in either"
     source = "Klabunde et al. 2024"
 
-    @property
-    def meaning(self) -> str:
-        """What a value is, in a sentence."""
-        return (
-            f"A value is the share of the rows that are among the {self.neighbours} nearest "
-            "neighbours by cosine in both layers, of those that are among them in either."
-        )
-
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Int[Tensor, "n k"]:
         """Return the indices of the k nearest neighbours of each row, the nearest first."""
         return neighbour_indices_of(layer, name, self.neighbours)
@@ -104,14 +96,6 @@ class SecondOrderCosine(OfNeighbours[Neighbours]):
     formula = "cosine of the similarities with the neighbours in either"
     source = "Hamilton et al. 2016"
     value_range = (-1.0, 1.0)
-
-    @property
-    def meaning(self) -> str:
-        """What a value is, in a sentence."""
-        return (
-            "A value is the cosine of two lists: how similar a row is in either layer to its "
-            f"{self.neighbours} nearest neighbours in both."
-        )
 
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Neighbours:

@@ -251,14 +251,6 @@ class JensenShannon(MeanOfRows):
     is_unbiased = True
     leaves_out_parts = True
 
-    @property
-    def meaning(self) -> str:
-        """What a value is, in a sentence."""
-        return (
-            "It compares the next-token distributions, and is 0 where they are equal, and at "
-            "most ln 2 = 0.693."
-        )
-
     def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
         """Return the logits as they are, with the size of the vocabulary and the name."""
         return _Outputs(layer, layer.shape[1], name)
@@ -278,11 +270,6 @@ class Disagreement(MeanOfRows):
     # `prepare` is of each row alone, so what `MeanOfRows` offers holds here as well.
     is_unbiased = True
     leaves_out_parts = True
-
-    @property
-    def meaning(self) -> str:
-        """What a value is, in a sentence."""
-        return "A value is the share of the tokens after which the most likely token differs."
 
     def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
         """Return the index of the largest logit of each row, the most likely token.

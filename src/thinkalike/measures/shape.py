@@ -60,14 +60,6 @@ class Procrustes(LayerMeasure[Tensor]):
     in_atlas = True
     in_benchmarks = True
 
-    @property
-    def meaning(self) -> str:
-        """What a value is, in a sentence."""
-        return (
-            "A value is an angle in radians: 0 for states that are equal after a rotation and "
-            "scaling, and at most π/2 = 1.571."
-        )
-
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n _"]:
         """Return centred rows of Frobenius norm 1; if d > n, their coordinates in n dimensions.
 

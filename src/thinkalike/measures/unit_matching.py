@@ -91,11 +91,6 @@ class SoftMatching(LayerMeasure[Tensor]):
     in_atlas = True
     in_benchmarks = True
 
-    @property
-    def meaning(self) -> str:
-        """What a value is, in a sentence."""
-        return "A value is the mean correlation of units, each matched with units of the other."
-
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
         """Return the values of each unit, a column, centred and of norm 1.
 

@@ -407,6 +407,8 @@ def _why_no_p(result: Result) -> str:
             f"the effective sample size of a batch is below {FEWEST_GROUPS_IF_BIASED}, which p "
             "within tokens needs"
         )
+    if "stimuli" in result.provenance:
+        return f"p needs {FEWEST_GROUPS} groups of stimuli or more"
     return f"a batch has fewer than {FEWEST_GROUPS} documents with enough rows, which p needs"
 
 

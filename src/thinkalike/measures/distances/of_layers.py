@@ -110,14 +110,6 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
     in_benchmarks = True
     leaves_out_parts = True
 
-    @property
-    def meaning(self) -> str:
-        """What a value is, in a sentence."""
-        return (
-            "A value estimates the squared distance correlation of two layers: 0 if their states "
-            "are independent, 1 if their distances are proportional."
-        )
-
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
         """Return the U-centred Euclidean distances of all pairs of rows, as a matrix of norm 1.
@@ -251,11 +243,6 @@ class TokenRSA(LayerMeasure[_Ranks]):
     in_atlas = True
     in_benchmarks = True
     leaves_out_parts = True
-
-    @property
-    def meaning(self) -> str:
-        """What a value is, in a sentence."""
-        return "A value is Spearman's ρ of the distances of all pairs of rows in two layers."
 
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> _Ranks:
