@@ -297,10 +297,10 @@ def test_modules_at_which_states_begin_to_differ_are_all_of_them_or_nearly_all()
 
 @pytest.mark.parametrize(
     ("massive", "words"),
-    [({"massive_states": 8}, "of the change of the states, without 8 states with massive activations; from"),
-     ({"massive_states": 1}, "of the change of the states, without 1 state with massive activations; from"),
-     ({"massive_states": 0}, "holds 43 % of the mean square of the change of the states; from either half"),
-     ({}, "holds 43 % of the mean square of the change of the states; from either half")],
+    [({"massive_states": 8}, "of the change of the states, without 8 states with massive activations (cosine with"),
+     ({"massive_states": 1}, "of the change of the states, without 1 state with massive activations (cosine with"),
+     ({"massive_states": 0}, "holds 43 % of the mean square of the change of the states (cosine with"),
+     ({}, "holds 43 % of the mean square of the change of the states (cosine with")],
 )  # fmt: skip
 def test_directions_say_that_massive_states_were_left_out(massive, words):
     row = {"layer": 24, "share_of_change": 0.432, "stability": 0.99, "raises": "' a'", "lowers": "' b'", **massive}

@@ -84,8 +84,8 @@ def sentence_of_null_comparison(
     verdict = VERDICTS_BESIDE_RANDOM_CHANGES[compared.comparison, compared_with_signs.comparison]
     return (
         f"{verdict} {kl_of_change} that of {numbers['nulls'] / 2:.0f} random changes with the "
-        f"same norm and singular values is {compared.runs} where its rows and columns are moved "
-        f"to random places, and {compared_with_signs.runs} where they stay and get random signs."
+        f"same norm and singular values is {compared.runs} with its rows and columns in random "
+        f"places, and {compared_with_signs.runs} with random signs of these."
     )
 
 

@@ -594,10 +594,9 @@ def directions_in_words(
         site = "the embedding"
     return (
         f"After {site}, one direction holds {number_text(first['share_of_change'], '.0%')} of the "
-        f"mean square of the change of the states{_without_massive(first)}; from either half of "
-        "the documents alone, it is found with a cosine of at least "
-        f"{first['stability']:.2f} with this one; a step along it makes these tokens "
-        f"likelier: {first['raises']}; and these less likely: {first['lowers']}."
+        f"mean square of the change of the states{_without_massive(first)} (cosine with that of "
+        f"either half of the documents at least {first['stability']:.2f}); a step along it makes "
+        f"these tokens likelier: {first['raises']}; and these less likely: {first['lowers']}."
     )
 
 
