@@ -30,6 +30,7 @@ WORDS = [
     (("stitch", "low_rank"), {}, "stitch=low_rank", 'kind="low_rank"'),
     (("measure", "cka"), {}, "measure=cka", 'measure="cka"'),
     (("measure", "mlem"), {}, "measure=mlem", "thinkalike.mlem"),
+    (("measure", "ruler"), {}, "measure=ruler", "thinkalike.ruler"),
     (("task", "stitch"), {}, "task=stitch", "thinkalike.stitch"),
     (("model.site", "z"), {}, "model.site=z", 'site="z"'),
     (("model.dtype", "float32"), {}, "model.dtype=float32", 'load_model(..., dtype="float32")'),

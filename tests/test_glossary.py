@@ -128,7 +128,7 @@ def test_every_header_of_distances_and_lineages_is_explained(monkeypatch):
     for module in (distance_screen, lineage_screen):
         monkeypatch.setattr(module, "show_table", lambda table: shown(column.name for column in table.columns))
     row = {"source": "a", "target": "b", "source_layer": 0, "value": 1.4, "low": 1.3, "high": 1.5, "cosine": 0.0}
-    instrument(MEASURES["distance"]).show(made(pd.DataFrame([row]), {"documents": 9.0}))
+    instrument(MEASURES["distance"]).show(made(pd.DataFrame([row]), {"documents": 9.0, "batches": 4.0}))
     origin = {"source_layer": 0.0, "target_layer": 0, "in_place": 9, "units": 9, "p_corrected": 0.0}
     lineage_screen.show_table_of_runs(lineage_screen.runs_of_blocks(pd.DataFrame([origin])), "a", "b")
     assert headers[:3] == ["layer", "distance", "cosine"], "control"

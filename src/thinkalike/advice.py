@@ -10,7 +10,7 @@ that a stored result has those of the side that opens it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 _NOT_GIVEN = object()
 
@@ -34,7 +34,7 @@ ARGUMENTS = {
 }
 
 # Measures that have a function of their own.
-FUNCTIONS = ("diff", "lineage", "mlem", "rsa", "trajectory")
+FUNCTIONS = ("diff", "lineage", "mlem", "rsa", "ruler", "trajectory")
 
 
 @contextlib.contextmanager
@@ -91,6 +91,32 @@ def named_setting(key: str, value: object = _NOT_GIVEN, *, like: str | None = No
     if _is_of_loading(key):
         return f"load_model(..., {name}={written})"
     return f"{name}={written}"
+
+
+def shown_in_words(counts: Mapping[str, tuple[int, int]], table: str = "details") -> str:
+    """Return how much of a table a screen shows, and what has all of it; "" if it shows all.
+
+    Args:
+        counts: How many are shown and how many there are, by what they are, such as "layers".
+        table: The name of the table in the result.
+
+    >>> shown_in_words({"layers": (16, 30)}), shown_in_words({"layers": (3, 3)})
+    ('16 of 30 layers; result.details has all', '')
+    """
+    parts = []
+    for unit, (shown, total) in counts.items():
+        if shown < total:
+            parts.append(f"{shown} of {total} {unit}")
+    if not parts:
+        return ""
+    return f"{' and '.join(parts)}; {_named_table(table)} has all"
+
+
+def _named_table(name: str) -> str:
+    """Return what has all rows of a table of a result: its file, or an attribute in Python."""
+    if _is_command_line:
+        return "table.csv" if name == "details" else f"{name}.csv"
+    return "result.details" if name == "details" else f'result.tables["{name}"]'
 
 
 def text_label(name: str) -> str:

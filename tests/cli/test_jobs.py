@@ -282,6 +282,8 @@ def test_each_column_of_a_stitch_is_explained_below_its_table():
     assert "the identity baseline is the penalty without a map" in note
     assert "the token-mean baseline is that of a map that knows only the current token" in note
     assert "Bits by loss: the target with weights rounded to so many bits loses as much." in note
+    of_two_tokenizers = meaning_of_columns(table(target_loss=4.42, penalty_bits_per_byte=0.1))
+    assert "minus that of the target alone, 4.42;" in of_two_tokenizers, "in the unit of the table"
     bare = meaning_of_columns(table(identity_penalty=None))
     assert bare == "The penalty is the loss of the stitched model minus that of the target alone."
 

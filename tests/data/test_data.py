@@ -29,7 +29,7 @@ from thinkalike.data.documents import (
 )
 from thinkalike.data.grammar import derivations
 from thinkalike.data.marks import divide_at_marks
-from thinkalike.data.packing import TokenizerReader
+from thinkalike.data.packing import TextLimits, TokenizerReader, pack
 from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.data.splits import estimated_token_count, training_texts
 from thinkalike.data.tables import read_table
@@ -509,6 +509,22 @@ def test_too_little_on_one_side_is_refused(fit, report, key, tmp_path, config):
     rows = [*one_sided(report=False)[:fit], *one_sided(report=True)[:report]]
     with pytest.raises(DataError, match=key):
         read(config(write_jsonl(tmp_path / "x.jsonl", rows)), context=16)
+
+
+@pytest.mark.parametrize("fit_tokens", [None, 64])
+def test_without_a_row_to_fit_on_text_to_fit_on_is_asked_for(fit_tokens, tmp_path):
+    rows = [*one_sided(report=False)[:1], *one_sided(report=True)]
+
+    class FirstLetters:
+        start = None
+
+        def __call__(self, texts):
+            for text in texts:
+                yield [ord(letter) for letter in text[:10]]
+
+    config = DataConfig(name="x", files=[str(write_jsonl(tmp_path / "x.jsonl", rows))], evaluation_share=0.3)
+    with pytest.raises(DataError, match="too little text to fit on: not one row of 16 tokens"):
+        pack(config, FirstLetters(), 16, TextLimits(fit_tokens, 64, None))
 
 
 def cache_files(tmp_path) -> list[Path]:

@@ -252,7 +252,7 @@ def test_a_job_names_the_part_that_changed_on_one_screen(cli, words):
     assert said.startswith(f"{base} → {changed}: 1 of 15 modules changed"), "the first sentence is the answer"
     first = said.partition("How much?")[0]
     assert "the effect is concentrated: putting MLP 2 of the base back removes 100 % of the KL" in first
-    assert "States begin to differ in these modules, given equal input: MLP 2." in said
+    assert "States begin to differ in these modules, given equal input (numbers of blocks): MLP 2." in said
     assert [path.name for path in result.figures] == ["diff.png", "diff.svg"]
 
 

@@ -1,6 +1,7 @@
 """The first sentence of a screen is the answer, in the numbers of its table and with the names that were given."""
 
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ from thinkalike.instruments.ruler.screen import (
     sentence_of_pairs_above_control,
     show_bit_widths,
 )
+from thinkalike.registry import layer_measures
 from thinkalike.screen import number_text, span
 from thinkalike.screen.text import wrapped
 
@@ -93,11 +95,37 @@ def test_a_change_within_the_intervals_is_not_said():
 
 def test_every_layer_that_is_named_is_shown():
     shown = said("mlem", explained(profile(animacy=RISING, tense=FALLING, number=FLAT)))
-    assert shown.startswith("a-model: the features predict distances best in layer 17, with ρ 0.500 [0.200, 0.400].")
+    assert shown.startswith(
+        "a-model: the features predict the distances of stimuli best in layer 17, with ρ 0.500 [0.200, 0.400]."
+    )
     table = shown.partition("held-out")[2]
     for layer in (0, 1, 17, 22, 23):
         assert f"│ {layer} │" in table, layer
     assert "│ 12 │" not in table or "│ 11 │" not in table, "control: not all layers are shown"
+    assert re.search(r"\(1\d of 24 layers; result.details has all\)", shown)
+    assert "no fit gives the feature any weight" not in shown
+
+
+def test_an_importance_of_exactly_0_is_explained_and_so_is_the_part_of_speech():
+    silent = profile(PoS=RISING, number=FLAT)
+    is_flat = silent["feature"] == "number"
+    silent.loc[is_flat, ["importance", "low", "high"]] = 0.0
+    shown = said("mlem", explained(silent))
+    assert "0.000 [0.000, 0.000]: no fit gives the feature any weight." in shown
+    assert "PoS: part of speech." in shown
+
+
+# ---- distances
+
+
+def test_a_distance_names_its_text_and_how_many_layers_the_table_has():
+    rows = [{"source": "a", "target": "b", "source_layer": layer, "target_layer": layer, "value": 0.25 + layer / 100,
+             "low": 0.2, "high": 0.6, "cosine": 0.9} for layer in range(30)]  # fmt: skip
+    scalars = {"documents": 11.0, "effective_sample_size": 8.6, "batches": 4.0, "rows": 4096.0}
+    shown = said("distance", made(pd.DataFrame(rows), scalars, config={"data": {"name": "pydoc"}}))
+    assert "(16 of 30 layers; result.details has all)" in shown
+    assert "Computed on pydoc: 4 batches of 1,024 tokens, 11 documents (effective sample size 8.6)." in shown
+    assert shown.endswith("95 % intervals are over documents.")
 
 
 # ---- the ruler, and readings of other measures
@@ -173,16 +201,20 @@ def similarities(p: float | None = None) -> pd.DataFrame:
     return table if p is None else table.assign(p=p, p_corrected=2 * p)
 
 
-def compared(table: pd.DataFrame):
+def compared(table: pd.DataFrame, **settings: object):
     provenance = {"stimuli": {"count": 24, "source": "words.csv"}}
-    return made(table, {}, provenance, config={"measure": {"comparator": "spearman"}})
+    return made(table, {}, provenance, config={"measure": {"comparator": "spearman", **settings}})
 
 
 def test_the_most_similar_layers_come_first_in_the_order_given_with_the_p_that_was_asked_for():
-    best = "Most similar: layer 1 of z and layer 0 of a, Spearman's ρ 0.875 [0.875, 0.875]"
+    best = "Most similar of all 4 layer pairs: layer 1 of z and layer 0 of a, Spearman's ρ 0.875 [0.875, 0.875]"
     assert said("rsa", compared(similarities())).startswith(f"{best}. ")
+    untested = said("rsa", compared(similarities(), permutations=0))
+    assert untested.startswith(f"{best}; whether that is more than by chance (permutations=99) was not computed. ")
+    assert "need not be near 0" not in untested
     tested = said("rsa", compared(similarities(p=0.01)))
-    assert tested.startswith(f"{best}, p = 0.01, and 0.02 corrected for all pairs of layers. ")
+    assert tested.startswith(f"{best}, one-sided p = 0.01, and 0.02 corrected for all pairs of layers. ")
+    assert "Permuted values need not be near 0" in tested
     assert "-0.000" not in tested
     assert "Spearman's ρ of the distances of stimuli, z (rows) and a (columns): 0 1 0 ● 1 ██●" in tested
 
@@ -242,15 +274,22 @@ def test_the_largest_effect_is_that_of_modules_that_were_exchanged():
 def test_modules_at_which_states_begin_to_differ_are_all_of_them_or_nearly_all():
     table = changed([0.1] * 12).details
     table["onset"] = [0.3] + [0.001] * 10 + [0.0]
-    said_of_most = "At least 90 % of the differences between states begin in these modules, given equal input: MLP 0."
+    said_of_most = (
+        "At least 90 % of the differences that modules make to states begin in these modules, given equal input "
+        "(numbers of blocks): MLP 0."
+    )
     assert onsets_in_words(table) == said_of_most
     table["onset"] = [0.3, 0.2] + [0.0] * 10
-    assert onsets_in_words(table) == "States begin to differ in these modules, given equal input: MLP 0 to 1."
+    assert (
+        onsets_in_words(table)
+        == "States begin to differ in these modules, given equal input (numbers of blocks): MLP 0 to 1."
+    )
     table["onset"] = [0.5, 0.2] * 6
     table["component"] = ["MLP", "attention"] * 6
     table["layer"] = [layer * 3 for layer in range(12)]
     in_many = (
-        "At least 90 % of the differences between states begin in 10 modules, given equal input, most of all in MLP 0 "
+        "At least 90 % of the differences that modules make to states begin in 10 modules, given equal input, most of "
+        "all in MLP 0 "
         "(by 0.5 of their norm)."
     )
     assert onsets_in_words(table) == in_many
@@ -258,10 +297,10 @@ def test_modules_at_which_states_begin_to_differ_are_all_of_them_or_nearly_all()
 
 @pytest.mark.parametrize(
     ("massive", "words"),
-    [({"massive_states": 8}, "change of the states, without 8 massive ones (cosine"),
-     ({"massive_states": 1}, "change of the states, without 1 massive one (cosine"),
-     ({"massive_states": 0}, "change of the states (cosine"),
-     ({}, "change of the states (cosine")],
+    [({"massive_states": 8}, "of the change of the states, without 8 states with massive activations (cosine with"),
+     ({"massive_states": 1}, "of the change of the states, without 1 state with massive activations (cosine with"),
+     ({"massive_states": 0}, "holds 43 % of the mean square of the change of the states (cosine with"),
+     ({}, "holds 43 % of the mean square of the change of the states (cosine with")],
 )  # fmt: skip
 def test_directions_say_that_massive_states_were_left_out(massive, words):
     row = {"layer": 24, "share_of_change": 0.432, "stability": 0.99, "raises": "' a'", "lowers": "' b'", **massive}
@@ -344,3 +383,47 @@ def test_equal_predictions_and_equal_models_are_said():
     equal = changed([0.0])
     vars(equal)["_record"]["scalars"]["tokens"] = 0.0
     assert summary_sentence(equal) == "tuned equals base: all weights, settings and tokenizers are the same."
+
+
+# ---- trajectories
+
+
+def trajectory(losses: list[float], onsets: dict[str, float]):
+    """A result of a trajectory of three checkpoints of a model with six layers."""
+    steps = [0, 10, 100]
+    rows = [
+        {"step": step, "layer": layer, "similarity_to_last": 0.5, "speed": math.nan if step == 0 else 0.25}
+        for step in steps
+        for layer in range(6)
+    ]
+    tables = {
+        "losses": pd.DataFrame({"step": steps, "loss": losses}),
+        "onsets": pd.DataFrame([{"layer": 0, "feature": feature, "onset": onset} for feature, onset in onsets.items()]),
+    }
+    scalars = {"loss_settles": 77.0, "similarity_settles": 50.0, "documents": 9.0, "effective_sample_size": 8.5}
+    provenance = {"models": [{"name": "a@step100"}]}
+    return made(pd.DataFrame(rows), scalars, provenance, config={"data": {"name": "pydoc"}}, **tables)
+
+
+def test_a_trajectory_says_what_the_loss_did_and_names_the_text():
+    fell = said("trajectory", trajectory([7.5, 4.0, 3.25], {"Tense": 10.0}))
+    assert fell.startswith("The loss falls from 7.500 to 3.250 nats per token, nine tenths of the way by step 77; ")
+    assert "Text: pydoc, 9 documents (effective sample size 8.5)." in fell
+    assert "nothing has been learnt" not in fell
+    assert "(3 of 6 layers; result.details has all)" in fell
+    rose = said("trajectory", trajectory([7.5, 9.0, 10.25], {"Tense": 0.0, "Gender": math.nan}))
+    assert rose.startswith("The loss rises from 7.500 to 10.250 nats per token, ")
+    assert "settled" not in rose.lower()
+    assert "Tense from step 0 in layer 0; at step 0 nothing has been learnt yet." in rose
+
+
+# ---- what a value is
+
+
+@pytest.mark.parametrize("kind", [entry.kind for entry in layer_measures()])
+def test_every_measure_of_layer_pairs_says_what_a_value_is(kind):
+    meaning = instrument(MEASURES[kind]).meaning(made(pd.DataFrame(), config={"measure": {"neighbours": 7}}))
+    assert "{" not in meaning
+    assert meaning.endswith(".")
+    if kind == "mutual_knn":
+        assert "a row's 7 nearest neighbours by cosine" in meaning

@@ -300,19 +300,19 @@ ANSWERS = {
         False,
         "At equal relative depth, a and b are most similar at layer 1 (CKA 0.800 [0.790, 0.810]) and least similar at "
         "layer 0 (0.500 [0.490, 0.510]); of all 4 pairs, layer 1 has the highest value, beyond the next, layer 0 "
-        "(0.500 [0.490, 0.510]).",
+        "(0.500 [0.490, 0.510]; the intervals do not overlap).",
     ),
     "the highest elsewhere": (
         pairs_of_layers({**SQUARE, (1, 0): 0.81}),
         False,
         "; of all 4 pairs, layer 1 of a and layer 0 of b have the highest value (0.810 [0.800, 0.820]), not shown to "
-        "be beyond the next, layer 1 (0.800 [0.790, 0.810]).",
+        "be beyond the next, layer 1 (0.800 [0.790, 0.810]; the intervals overlap).",
     ),
     "the lowest distance": (
         pairs_of_layers(SQUARE),
         True,
         "; of all 4 pairs, layer 0 of a and layer 1 of b have the lowest value (0.100 [0.090, 0.110]), beyond the "
-        "next, layer 1 of a and layer 0 of b (0.200 [0.190, 0.210]).",
+        "next, layer 1 of a and layer 0 of b (0.200 [0.190, 0.210]; the intervals do not overlap).",
     ),
     "no intervals": (
         pairs_of_layers({**SQUARE, (1, 0): 0.9}).assign(low=math.nan, high=math.nan),
@@ -353,22 +353,33 @@ CONTROLS = {
         (),
         "; the most similar is not beyond chance (p = 0.2 among",
     ),
-    "few documents": ({"null_mean": 0.03}, (), "; whether that is beyond chance cannot be tested on so few documents."),
+    "few documents": (
+        {"null_mean": 0.03},
+        (),
+        "; whether that is beyond chance cannot be tested, as documents are few.",
+    ),
     "not computed": (
         {},
         ("by chance", "by mixing"),
         "; whether that is more than by chance or by mixing was not computed.",
     ),
-    "nothing to compute": ({}, (), "layer 0 (0.500 [0.490, 0.510])."),
+    "nothing to compute": ({}, (), "layer 0 (0.500 [0.490, 0.510]; the intervals do not overlap)."),
 }
 
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_the_first_sentence_says_whether_the_most_similar_layers_are_beyond_chance(name):
     columns, uncomputed, said = CONTROLS[name]
-    sentence = answer("CKA", pairs_of_layers(SQUARE, **columns), False, uncomputed)
+    sentence = answer("CKA", pairs_of_layers(SQUARE, **columns), False, uncomputed, "documents are few")
     assert said in sentence
     assert sentence.count(". ") == 0, "it is one sentence"
+
+
+def test_of_a_distance_the_first_sentence_asks_for_less_than_chance():
+    uncomputed = ["by chance"]
+    assert "whether that is less (more similar) than by chance" in answer(
+        "distance", pairs_of_layers(SQUARE), True, uncomputed
+    )
 
 
 @pytest.mark.parametrize("name", ANSWERS)

@@ -275,8 +275,7 @@ def _check_enough_text(
         return
 
     # There is enough text, but a single document takes up all evaluation tokens.
-    least_fit_tokens = min(limits.fit_tokens or 0, 1)  # 1 if a number of tokens was asked for
-    if report.is_full and counts["fit_tokens"] >= least_fit_tokens:
+    if report.is_full and not is_fit_empty:
         raise DataError(
             f"{named_setting('data', config.name)}: one document fills the "
             f"{counts['report_tokens']:,} tokens that are read for the report, and an interval "

@@ -17,7 +17,7 @@ from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.layer_pairs.components import ROUNDING
 from thinkalike.instruments.layer_pairs.instrument import LayerPairs
-from thinkalike.instruments.layer_pairs.screen import amount_compared_in_words
+from thinkalike.instruments.layer_pairs.screen import amount_compared_in_words, show_what_was_read
 from thinkalike.instruments.layer_pairs.settings import BATCHES, LayerPairsConfig
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 from thinkalike.measures.shifts import LayerShifts, ShiftEstimate
@@ -28,11 +28,11 @@ from thinkalike.screen import (
     Table,
     few,
     number_column,
-    number_of_documents,
     number_text,
     show_table,
     show_text,
     span,
+    with_share,
 )
 from thinkalike.states.batches import ModelRuns, StateBatches
 from thinkalike.states.source import StateSource
@@ -170,10 +170,10 @@ class Distance(
             f"Distance, ‖state of {target} - state of {source}‖ / ‖state of {source}‖, and "
             "cosine, means over tokens"
         )
+        title = with_share(title, {"layers": (len(rows), len(table))})
         show_table(Table(title, columns))
         show_layer_note(result)
-        if table["low"].notna().any():
-            show_text(f"95 % intervals are over {number_of_documents(result.scalars)}.")
+        show_what_was_read(result)
 
 
 def sentence_of_distances(table: pd.DataFrame) -> str:

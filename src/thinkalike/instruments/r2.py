@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.instruments.layer_pairs.components import components_of
 from thinkalike.instruments.layer_pairs.equal_depth import at_equal_depth
@@ -210,6 +211,12 @@ class LayerR2(
         if "r2_forward" in result.details:
             return label
         return label.replace(self.name, "R²")
+
+    def uncomputed_controls(self, result: Result) -> Sequence[str]:
+        """Return what the layers could have been compared with: local mixing, by the ruler."""
+        if "r2_forward" not in result.details:
+            return ()
+        return [f"by local mixing of tokens ({named_setting('measure', 'ruler')})"]
 
     def show(self, result: Result) -> None:
         """Print residual R² (after word, position and earlier tokens) and R² of the states.

@@ -24,6 +24,7 @@ from thinkalike.screen.tables import show_table as show_table
 from thinkalike.screen.tables import stacked as stacked
 from thinkalike.screen.tables import text_column as text_column
 from thinkalike.screen.tables import widths as widths
+from thinkalike.screen.tables import with_share as with_share
 from thinkalike.screen.text import capitalised as capitalised
 from thinkalike.screen.text import gathered_sentences as gathered_sentences
 from thinkalike.screen.text import number_of_documents as number_of_documents

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from thinkalike.advice import shown_in_words
 from thinkalike.screen.tables import few
 from thinkalike.screen.text import number_text, only_sentences_count, show_text
 
@@ -67,8 +68,8 @@ def show_map(
     full = number_text(darkest, ".3f")
     ends = f"blank {blank} to {SHADES[-1]} {full}"
     scale = f"scale: {ends}; {MARK} the {marked} in its row"
-    if len(rows) * len(columns) < values.size:
-        scale += "; some layers are not shown"
+    counts = {"rows": (len(rows), len(values)), "columns": (len(columns), len(values.columns))}
+    scale = "; ".join(filter(None, [scale, shown_in_words(counts)]))
     show_text(scale, label_width)
 
 

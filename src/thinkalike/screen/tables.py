@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from thinkalike.advice import shown_in_words
 from thinkalike.errors import plain
 from thinkalike.screen.text import number_text, only_sentences_count, screen_width, wrapped
 
@@ -238,6 +239,18 @@ def widths(block: Sequence[Column], width: int) -> list[int]:
         least_width + int(share * wanted_width)
         for least_width, wanted_width in zip(least_widths, wanted_widths, strict=True)
     ]
+
+
+def with_share(title: str, counts: Mapping[str, tuple[int, int]], table: str = "details") -> str:
+    """Return the title of a table, with how much it shows of a result's, if that is not all.
+
+    Args:
+        title: The title.
+        counts: How many are shown and how many there are, by what they are, such as "layers".
+        table: The name of the table in the result.
+    """
+    share = shown_in_words(counts, table)
+    return f"{title} ({share})" if share else title
 
 
 def few(count: int, most: int = MOST_ROWS) -> list[int]:

@@ -84,8 +84,8 @@ def sentence_of_null_comparison(
     verdict = VERDICTS_BESIDE_RANDOM_CHANGES[compared.comparison, compared_with_signs.comparison]
     return (
         f"{verdict} {kl_of_change} that of {numbers['nulls'] / 2:.0f} random changes with the "
-        f"same norm and singular values is {compared.runs} in random rows and columns, and "
-        f"{compared_with_signs.runs} at the same entries with random signs."
+        f"same norm and singular values is {compared.runs} with its rows and columns in random "
+        f"places, and {compared_with_signs.runs} with random signs of these."
     )
 
 

@@ -388,9 +388,9 @@ def onsets_in_words(changed: pd.DataFrame) -> str:
     what_begins = "States begin to differ"
     if len(indices) < (onsets > 0).sum():
         share = number_text(SHARE_NAMED, ".0%")
-        what_begins = f"At least {share} of the differences between states begin"
+        what_begins = f"At least {share} of the differences that modules make to states begin"
     if n_ranges <= MOST_RANGES:
-        return f"{what_begins} in these modules, given equal input: {names}."
+        return f"{what_begins} in these modules, given equal input (numbers of blocks): {names}."
     largest = changed.loc[indices[0]]
     return (
         f"{what_begins} in {len(indices)} modules, given equal input, most of all in "
@@ -522,8 +522,8 @@ def _more_than_at_random(tokens: pd.DataFrame, null_continues_training: bool) ->
         return f"After none {tested} do predictions change more than {by_null}."
     times = (above["kl"] / above["null_mean"]).median()
     return (
-        f"After {len(above)} {tested}, predictions change more than {by_null}; the median of "
-        f"these has {number_text(times, '.2g')} times the KL."
+        f"After {len(above)} {tested}, predictions change more than {by_null}; in the median, KL "
+        f"there is {number_text(times, '.2g')} times that of this null."
     )
 
 
@@ -599,21 +599,21 @@ def directions_in_words(
         site = "the embedding"
     return (
         f"After {site}, one direction holds {number_text(first['share_of_change'], '.0%')} of the "
-        f"change of the states{_without_massive(first)} (cosine between the directions of two "
-        f"halves of the documents {first['stability']:.2f}); a step along it makes these tokens "
-        f"likelier: {first['raises']}; and these less likely: {first['lowers']}."
+        f"mean square of the change of the states{_without_massive(first)} (cosine with that of "
+        f"either half of the documents at least {first['stability']:.2f}); a step along it makes "
+        f"these tokens likelier: {first['raises']}; and these less likely: {first['lowers']}."
     )
 
 
 def _without_massive(direction: pd.Series) -> str:
-    """Return a clause that says how many massive (very long) states were left out, or "".
+    """Return a clause that says how many states with massive activations were left out, or "".
 
     Results of version 8 and before lack the number, and get "".
     """
     count = int(direction.get("massive_states", 0))
     if not count:
         return ""
-    return f", without {count:,.0f} massive one{'s' * (count != 1)}"
+    return f", without {count:,.0f} state{'s' * (count != 1)} with massive activations"
 
 
 def verdict_in_words(numbers: Numbers, margins: Mapping[str, float | None]) -> str:

@@ -20,11 +20,13 @@ from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.instrument import LayerPairs
+from thinkalike.instruments.layer_pairs.meanings import meaning_of_kind
 from thinkalike.instruments.layer_pairs.settings import BATCHES, OF_STATES, WithNull
 from thinkalike.measures.contract import AnyMeasure, LayerMeasure
 from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.ranges import Within
 from thinkalike.registry import KindEntry
+from thinkalike.store import Result
 
 
 @dataclass
@@ -134,6 +136,14 @@ class ByMeasure(LayerPairs[LayerMeasureConfig]):
     def layer_measure(self, settings: LayerMeasureConfig) -> AnyMeasure:
         """Return the measure with these settings."""
         return measure_with_settings(self.measure_class, settings)
+
+    def meaning(self, result: Result) -> str:
+        """Return in a sentence what a value of the measure is, with the settings of a result."""
+        recorded = result.config.get("measure") or {}
+        settings = {}
+        for parameter in self.measure_class.settings():
+            settings[parameter.name] = recorded.get(parameter.name, parameter.default)
+        return meaning_of_kind(self.kind, settings)
 
     def fewest(self, settings: LayerMeasureConfig) -> int:
         """Return the fewest rows of a batch that the measure can compare with these settings."""

@@ -172,8 +172,16 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
             show_components(self.label(result), result, self.is_distance)
         else:
             screen.show_layer_pairs(
-                self.label(result), result, self.is_distance, self.uncomputed_controls(result)
+                self.label(result),
+                result,
+                self.is_distance,
+                self.uncomputed_controls(result),
+                self.meaning(result),
             )
+
+    def meaning(self, result: Result) -> str:
+        """Return in a sentence what a value is, such as a share of neighbours; "": say nothing."""
+        return ""
 
     def uncomputed_controls(self, result: Result) -> Sequence[str]:
         """Return in words what models could have been compared with, and were not.

@@ -26,7 +26,7 @@ from thinkalike.instruments.layer_pairs.settings import BATCHES, LayerPairsConfi
 from thinkalike.job import Work
 from thinkalike.measures.accumulator import Accumulator
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
-from thinkalike.measures.sample_size import FEWEST_GROUPS
+from thinkalike.measures.sample_size import FEWEST_GROUPS, FEWEST_GROUPS_IF_BIASED
 from thinkalike.states.batches import ModelRuns, StateBatches, text_batches
 from thinkalike.states.source import StateSource
 from thinkalike.store import Result
@@ -99,9 +99,6 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
     ) -> None:
         """Log why values have no interval, or why layer pairs have no p-value.
 
-        P-values come from permutations of documents. Only documents with equal numbers of rows can
-        exchange places, so that a batch may have too few of them.
-
         Args:
             estimate: The values of all layer pairs.
             source, target: The names of the models and of their layers, a row for each layer.
@@ -113,11 +110,9 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
                 "no value"
             )
             log.warning("warning: %s", reason)
-        if estimate.chance is not None and estimate.chance.documents < FEWEST_GROUPS:
-            log.warning(
-                "warning: p is missing: %d documents of a batch have as many rows as others",
-                estimate.chance.documents,
-            )
+        reason_without_p = why_no_p(estimate)
+        if reason_without_p:
+            log.warning("warning: no p-value: %s", reason_without_p)
 
     # ---- the settings of a job
 
@@ -283,6 +278,31 @@ def null_columns(estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l m"]]
         "p": chance.p,
         "p_corrected": chance.p_of_largest,
     }
+
+
+def why_no_p(estimate: LayerPairEstimate) -> str:
+    """Return why the null of an estimate has no p-values; "" if it has, or if there is no null.
+
+    Documents are permuted within one batch. The number of those that can be permuted is 0 where
+    they are too few in effect, in which case the reason depends on what is compared.
+
+    Args:
+        estimate: The values of all layer pairs.
+    """
+    chance = estimate.chance
+    if chance is None or chance.documents >= FEWEST_GROUPS:
+        return ""
+    if chance.documents:
+        return f"p needs {FEWEST_GROUPS} documents in a batch, and this one has {chance.documents}"
+    size = f"{estimate.documents} documents"
+    if estimate.effective is not None:
+        size = f"effective sample size {estimate.effective:.1f} of {size}"
+    if estimate.rows_used is not None:  # rows are compared within tokens
+        return (
+            f"within tokens p needs an effective sample size of {FEWEST_GROUPS_IF_BIASED} in a "
+            f"batch, which has less (all batches: {size})"
+        )
+    return f"p needs more rows in documents of equal length than a batch has (all batches: {size})"
 
 
 def sample_scalars(estimate: LayerPairEstimate) -> dict[str, float]:

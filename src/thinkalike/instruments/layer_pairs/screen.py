@@ -15,6 +15,7 @@ from thinkalike.instruments.layer_pairs.equal_depth import (
     rows_between_models,
 )
 from thinkalike.instruments.text_name import name_of_text
+from thinkalike.measures.sample_size import FEWEST_GROUPS, FEWEST_GROUPS_IF_BIASED
 from thinkalike.screen import (
     capitalised,
     number_of_documents,
@@ -85,7 +86,11 @@ def _layer_pair_in_words(row: pd.Series) -> str:
 
 
 def answer(
-    label: str, rows_of_both: pd.DataFrame, is_distance: bool, uncomputed: Sequence[str] = ()
+    label: str,
+    rows_of_both: pd.DataFrame,
+    is_distance: bool,
+    uncomputed: Sequence[str] = (),
+    why_no_p: str = "",
 ) -> str:
     """Return in a sentence at which layers models are most similar, and at which least.
 
@@ -99,6 +104,7 @@ def answer(
         is_distance: Whether smaller values mean more similar.
         uncomputed: What the models were not compared with, such as "by chance", of what they
             could have been.
+        why_no_p: Why a null has no p-values, such as "a batch has fewer than 8 documents".
 
     Returns:
         The sentence; "" for a single layer that is compared with itself.
@@ -118,7 +124,7 @@ def answer(
     if len(all_pairs) > len(compared):
         sentence += _most_similar_of_all(all_pairs, most, is_distance)
         most_of_all = row_of_most_similar(all_pairs, is_distance)
-    return f"{sentence}{_beyond_chance(most_of_all, uncomputed)}."
+    return f"{sentence}{_beyond_chance(most_of_all, is_distance, uncomputed, why_no_p)}."
 
 
 def _most_and_least_similar(label: str, most: pd.Series, least: pd.Series, pairs: int) -> str:
@@ -182,26 +188,32 @@ def _most_similar_of_all(
     if is_distance:
         is_beyond = most["high"] < following["low"]
     verdict = "beyond" if is_beyond else "not shown to be beyond"
+    reason = "the intervals do not overlap" if is_beyond else "the intervals overlap"
     value = span(following["value"], following["low"], following["high"], ".3f")
-    return f"{clause}, {verdict} the next, {_layer_pair_in_words(following)} ({value})"
+    return f"{clause}, {verdict} the next, {_layer_pair_in_words(following)} ({value}; {reason})"
 
 
-def _beyond_chance(most: pd.Series, uncomputed: Sequence[str]) -> str:
+def _beyond_chance(
+    most: pd.Series, is_distance: bool, uncomputed: Sequence[str], why_no_p: str
+) -> str:
     """Return a clause that says whether the most similar pair is beyond its null distribution.
 
     Args:
         most: The row of the pair, with the columns of the null if that was computed.
+        is_distance: Whether smaller values mean more similar.
         uncomputed: What the models were not compared with, of what they could have been.
+        why_no_p: Why a null has no p-values.
     """
     p = most.get("p_corrected", math.nan)
     if not math.isnan(p):
         verdict = "beyond" if p <= LEVEL else "not beyond"
         return f"; the most similar is {verdict} chance (p = {p:.2g} among all pairs)"
     if not math.isnan(most.get("null_mean", math.nan)):
-        return "; whether that is beyond chance cannot be tested on so few documents"
+        return f"; whether that is beyond chance cannot be tested, as {why_no_p}"
     if not uncomputed:
         return ""
-    return f"; whether that is more than {' or '.join(uncomputed)} was not computed"
+    comparison = "less (more similar)" if is_distance else "more"
+    return f"; whether that is {comparison} than {' or '.join(uncomputed)} was not computed"
 
 
 def _answer_of_one_model(label: str, most: pd.Series, least: pd.Series) -> str:
@@ -329,7 +341,11 @@ def unit_of_rows(result: Result) -> str:
 
 
 def show_layer_pairs(
-    label: str, result: Result, is_distance: bool, uncomputed: Sequence[str] = ()
+    label: str,
+    result: Result,
+    is_distance: bool,
+    uncomputed: Sequence[str] = (),
+    meaning: str = "",
 ) -> None:
     """Print where models are most and least similar, a map of all layer pairs, and the null.
 
@@ -341,12 +357,15 @@ def show_layer_pairs(
         result: The result, of two models or of one with itself.
         is_distance: Whether smaller values mean more similar.
         uncomputed: What the models were not compared with, of what they could have been.
+        meaning: What a value of the measure is, in a sentence; "": nothing is said.
     """
     rows_of_both = rows_between_models(result.details)
-    sentence = answer(label, rows_of_both, is_distance, uncomputed)
+    sentence = answer(label, rows_of_both, is_distance, uncomputed, _why_no_p(result))
     has_control = "equivalent_bits" in result.tables
     if sentence and has_control:
-        show_text(f"By its values alone, which the control may explain: {sentence}")
+        show_text(
+            f"{_on_all_rows(result)} values alone, which the control may explain: {sentence}"
+        )
     elif sentence:
         show_text(sentence)
 
@@ -368,11 +387,39 @@ def show_layer_pairs(
         value = _value_and_chance_in_words(row)
         show_text(f"{capitalised(label)} of {_layer_pair_in_words(row)} with itself is {value}.")
 
+    if meaning:
+        show_note(meaning)
     compared = rows_at_equal_depth(rows_of_both)
     if len(compared) > 1 and not is_itself:
         show_text(_sentence_of_fall(label, compared, is_distance))
     _show_groups_and_null(label, result)
     show_what_was_read(result)
+
+
+def _is_within_tokens(result: Result) -> bool:
+    """Return whether only rows of the same token were compared."""
+    measure = result.config.get("measure") or {}
+    return bool(measure.get("conditional_on", "none") != "none")
+
+
+def _why_no_p(result: Result) -> str:
+    """Return why a null has no p-values; the warning of the job has the numbers of its batch."""
+    if _is_within_tokens(result):
+        return (
+            f"the effective sample size of a batch is below {FEWEST_GROUPS_IF_BIASED}, which p "
+            "within tokens needs"
+        )
+    if "stimuli" in result.provenance:
+        return f"p needs {FEWEST_GROUPS} groups of stimuli or more"
+    return f"a batch has fewer than {FEWEST_GROUPS} documents with enough rows, which p needs"
+
+
+def _on_all_rows(result: Result) -> str:
+    """Return "On all 65,536 tokens, by", or "By" if equivalent bit widths rest on all of them."""
+    rows = result.scalars.get("rows", math.nan)
+    if not rows > result.scalars.get("rows_read", math.nan):
+        return "By"
+    return f"On all {rows:,.0f} {unit_of_rows(result)}, by"
 
 
 def show_what_was_read(result: Result) -> None:
@@ -405,9 +452,26 @@ def _show_groups_and_null(label: str, result: Result) -> None:
             f"{100 * scalars['rows_used']:.0f} % of the {unit} occur often enough in a batch to "
             "be compared conditional on the token."
         )
+    if result.details.get("null_mean", pd.Series(dtype=float)).notna().any():
+        show_note(f"By chance: the mean in one batch, after {_what_was_permuted(result)}.")
     if "lowest_p_corrected" in scalars:
+        drawn = "permutations"
+        basis = "with equally many rows of each document"
+        if _is_within_tokens(result):
+            drawn = "draws of random signs of the documents"
+            basis = "as a correlation of the similarities of rows"
         show_text(
             f"Calibrated for chance, {label} of the most similar of all layer pairs is "
-            f"{number_text(scalars['largest_calibrated'], '.3f')} (0 by chance, 1 for a layer "
-            f"with itself; p = {scalars['lowest_p_corrected']:.2g} among all pairs)."
+            f"{number_text(scalars['largest_calibrated'], '.3f')} (1: a layer with itself; 0: the "
+            f"mean over {drawn} of their most similar pair; "
+            f"p = {scalars['lowest_p_corrected']:.2g} among all pairs), in one batch, {basis}."
         )
+
+
+def _what_was_permuted(result: Result) -> str:
+    """Return in words what the null distribution permutes."""
+    units = "groups of stimuli" if "stimuli" in result.provenance else "documents"
+    permuted = f"the {units} of one model were permuted"
+    if _is_within_tokens(result):
+        return f"{permuted} within each token"
+    return permuted

@@ -86,6 +86,11 @@ class BlockRun:
         return units_in_place_in_words(smallest)
 
     @property
+    def has_all_in_place(self) -> bool:
+        """Whether all units of all these blocks are in place."""
+        return all(row["in_place"] == row["units"] for row in self.rows)
+
+    @property
     def p(self) -> float:
         """The largest p-value of these blocks; the smallest if they have no origin.
 
@@ -254,11 +259,13 @@ def sentences_of_lineage(
             without_origin.append(run)
         else:
             origin = origin_in_words(run, source)
-            evidence = (
-                f"{run.units} units {in_place_or_in_order(run.rows[0])}, {p_in_words(run.p)}"
-            )
-            if len(run.rows) > 1:
-                evidence = f"of each, at least {evidence}"
+            evidence = f"{in_place_or_in_order(run.rows[0])}, {p_in_words(run.p)}"
+            if len(run.rows) == 1:
+                evidence = f"{run.units} units {evidence}"
+            elif run.has_all_in_place:
+                evidence = f"of each, all units {evidence}"
+            else:
+                evidence = f"of each, at least {run.units} units {evidence}"
             yield f"{run.blocks.capitalize()} of {target} {origin}: {evidence}."
     if without_origin:
         yield no_origin_in_words(result, without_origin, source, target, len(runs))

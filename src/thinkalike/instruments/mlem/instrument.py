@@ -30,7 +30,9 @@ from thinkalike.instruments.mlem.fitting import (
 )
 from thinkalike.instruments.mlem.screen import (
     MEANING_OF_IMPORTANCE,
+    MEANING_OF_NO_WEIGHT,
     MEANING_OF_REFERENCE,
+    has_no_weight,
     show_scores,
     untested_in_words,
 )
@@ -243,10 +245,16 @@ class FeatureProfiles(
         if "subjects" in result.provenance:
             intervals = ""
         show_text(
-            f"Computed on {stimuli_in_words(stimuli)}. Spearman's ρ is between the predicted and "
-            f"the measured distances of held-out stimuli{intervals}."
+            f"Computed on {stimuli_in_words(stimuli)}. Spearman's ρ is between the distances of "
+            "held-out stimuli and those predicted from how their features differ, by fitted "
+            f"weights{intervals}."
         )
-        show_note(MEANING_OF_IMPORTANCE)
+        meanings = [MEANING_OF_IMPORTANCE]
+        if has_no_weight(profiles):
+            meanings.append(MEANING_OF_NO_WEIGHT)
+        if "PoS" in set(profiles["feature"]):
+            meanings.append("PoS: part of speech.")
+        show_note(" ".join(meanings))
         if REFERENCE in scores and scores[REFERENCE].notna().any():
             show_note(MEANING_OF_REFERENCE)
         show_layer_note(result)

@@ -20,6 +20,7 @@ from thinkalike.screen import (
     show_text,
     span,
     text_column,
+    with_share,
 )
 
 MOST_FEATURES = 5
@@ -47,9 +48,12 @@ MEANING_OF_IMPORTANCE = (
     "does not need it."
 )
 
+MEANING_OF_NO_WEIGHT = "0.000 [0.000, 0.000]: no fit gives the feature any weight."
+"""What follows where an importance and its interval are 0."""
+
 MEANING_OF_REFERENCE = (
     "The split-half reference is the ρ with which the mean distances between combinations of "
-    "features in one half of the stimuli predict those in the other half."
+    "features in one half of the stimuli predict those in the other half; it is no upper bound."
 )
 
 
@@ -202,7 +206,23 @@ def _show_table_of_layers(
     for feature in _features_of_table(importances, named_features):
         values = [number_text(value, ".3f") for value in importances[feature].loc[shown_layers]]
         columns.append(number_column(feature, values))
-    show_table(Table(capitalised(title), columns, keys=n_key_columns))
+    n_layers = len(importances.loc[list(models)])
+    counts = {
+        "layers": (len(rows), n_layers),
+        "features": (len(columns) - n_key_columns - 1, importances.shape[1]),
+    }
+    title = with_share(capitalised(title), counts)
+    show_table(Table(title, columns, keys=n_key_columns))
+
+
+def has_no_weight(profiles: pd.DataFrame) -> bool:
+    """Return whether a feature has no weight in any fit: its importance and interval are 0.
+
+    Args:
+        profiles: The importance of each feature in each layer.
+    """
+    numbers = profiles[["importance", "low", "high"]]
+    return bool((numbers == 0).all(axis=1).any())
 
 
 def largest_changes(profiles: pd.DataFrame) -> list[ImportanceChange]:
@@ -254,7 +274,10 @@ def _best_in_words(best: pd.Series) -> str:
         best: The row of the table of scores with the highest score.
     """
     score = span(best["score"], best["low"], best["high"], ".3f")
-    sentence = f"the features predict distances best in layer {best['layer']}, with ρ {score}"
+    sentence = (
+        f"the features predict the distances of stimuli best in layer {best['layer']}, with ρ "
+        f"{score}"
+    )
     if isfinite(best.get(SHARE_OF_REFERENCE, nan)):
         share = number_text(best[SHARE_OF_REFERENCE], ".0%")
         sentence += f", {share} of the split-half reference of {best[REFERENCE]:.3f}"

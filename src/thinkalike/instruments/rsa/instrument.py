@@ -54,6 +54,14 @@ NAMES_OF_COMPARATORS = {
 }
 """What screens and figures call each comparator."""
 
+MEANING_OF_P = (
+    "p is the share of permutations of whole groups of stimuli, such as sentences, in which two "
+    "layers are at least as similar, over pairs of stimuli of different groups. Permuted values "
+    "need not be near 0, as the stimuli of a group keep their order; so p may be small where the "
+    "value is below 0."
+)
+"""What follows where there are p-values, by Mantel's test."""
+
 BLANK = ("p", "p_corrected", "conditional_on_word")
 """Columns that may have empty cells: few sentences have no p, and a word may determine states."""
 
@@ -175,10 +183,16 @@ class RSA(
         label = NAMES_OF_COMPARATORS[result.config["measure"]["comparator"]]
         most_similar = pairs.iloc[int(pairs["value"].argmax())]
         least_similar = pairs.iloc[int(pairs["value"].argmin())]
-        show_text(f"Most similar: {_layers_and_similarity(most_similar, label)}.")
+        count = f" of all {len(pairs)} layer pairs" if len(pairs) > 1 else ""
+        show_text(
+            f"Most similar{count}: {_layers_and_similarity(most_similar, label)}"
+            f"{_untested_in_words(result)}."
+        )
         if len(pairs) > 1:
             show_text(f"Least similar: {_layers_and_similarity(least_similar, label)}.")
             _show_map(result, pairs, label)
+        if "p" in pairs and pairs["p"].notna().any():
+            show_note(MEANING_OF_P)
         show_text(
             f"Compared by the distances of {stimuli_in_words(stimuli)}; "
             "95 % intervals are over their groups."
@@ -246,9 +260,21 @@ def _layers_and_similarity(row: pd.Series, label: str) -> str:
     if pd.isna(row.get("p")):
         return in_words
     return (
-        f"{in_words}, p = {row['p']:.3g}, and {row['p_corrected']:.3g} corrected for all pairs of "
-        "layers"
+        f"{in_words}, one-sided p = {row['p']:.3g}, and {row['p_corrected']:.3g} corrected for "
+        "all pairs of layers"
     )
+
+
+def _untested_in_words(result: Result) -> str:
+    """Return a clause that says that no null was computed; "" if there was one.
+
+    Participants are tested in their own way, and results of earlier versions lack the setting.
+    """
+    measure = result.config.get("measure") or {}
+    if result.config.get("subjects") or measure.get("permutations") != 0:
+        return ""
+    permutations = named_setting("measure.permutations", 99)
+    return f"; whether that is more than by chance ({permutations}) was not computed"
 
 
 def _show_map(result: Result, pairs: pd.DataFrame, label: str) -> None:

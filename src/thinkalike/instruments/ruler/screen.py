@@ -66,7 +66,10 @@ def show_bit_widths(table: pd.DataFrame, title: str, label: str) -> None:
     )
     if label == RESIDUAL_R2:
         control += ", in ways that are not linear and so not regressed out"
-    show_note(f"{control}.")
+    above = "if its value is greater"
+    if table["above_local_mixing_low"].notna().any():
+        above = "if the interval of the difference is above 0"
+    show_note(f"{control}; a layer pair is above it {above}.")
 
 
 def _meaning_of_bits(table: pd.DataFrame, sides: Sequence[str]) -> str:
@@ -95,7 +98,10 @@ def _meaning_of_bits(table: pd.DataFrame, sides: Sequence[str]) -> str:
         meanings_of_words.append(f"{most} or more: at least as similar as the copy of {most} bits")
     text = "; ".join([sentence, *meanings_of_words]) + "."
     if len(table) > 1:
-        text += " Each layer is compared with its own copies, so bits may order layers otherwise."
+        text += (
+            " Each layer is compared with its own copies, so the most similar layers need not "
+            "have the most bits."
+        )
     return text
 
 

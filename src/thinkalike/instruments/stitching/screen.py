@@ -17,6 +17,7 @@ from thinkalike.screen import (
     show_table,
     show_text,
     span,
+    with_share,
 )
 from thinkalike.store import Result
 
@@ -286,7 +287,11 @@ def sentence_of_floor(table: pd.DataFrame) -> str:
 
 def meaning_of_columns(table: pd.DataFrame) -> str:
     """Return a note that explains the columns of a table of stitches, if the table has them."""
-    meanings = ["The penalty is the loss of the stitched model minus that of the target alone"]
+    penalty = "The penalty is the loss of the stitched model minus that of the target alone"
+    if {"penalty_bits_per_byte", "target_loss"} <= set(table):
+        # The sentence above has it in bits per byte, as the tokenizers differ.
+        penalty += f", {number_text(table['target_loss'].iloc[0], '.2f')}"
+    meanings = [penalty]
     for name, column in BASELINES.items():
         if column in table:
             meanings.append(f"the {name} is {MEANING_OF_BASELINES[name]}")
@@ -334,6 +339,7 @@ def show_penalties_of_direction(
         unit += f" of {first['target']}"
     show_text(sentence_of_direction(table, about_job))
     title = f"{first['source']} → {first['target']}: loss and penalty, {unit}"
+    title = with_share(title, {"layer pairs": (len(rows), len(table))})
     show_table(Table(title, _columns_of_direction(table.iloc[[*rows]])))
     floor = sentence_of_floor(table)
     if floor:

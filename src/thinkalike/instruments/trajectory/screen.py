@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pandas as pd
 
-from thinkalike.screen import Table, number_column, number_of_documents, show_table, show_text
+from thinkalike.instruments.text_name import name_of_text
+from thinkalike.screen import (
+    Table,
+    capitalised,
+    number_column,
+    number_of_documents,
+    number_text,
+    show_note,
+    show_table,
+    show_text,
+    with_share,
+)
 from thinkalike.store import Result
 
 MOST_CHECKPOINTS = 14
@@ -27,15 +38,27 @@ def show_steps(result: Result) -> None:
         index="step", columns="layer", values="similarity_to_last"
     ).iloc[indices]
     layers = similarity.columns
-    for layer in sorted({layers[0], layers[len(layers) // 2], layers[-1]}):
+    shown_layers = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
+    for layer in shown_layers:
         columns.append(number_column(f"layer {layer}", similarity[layer], ".3f"))
     speeds = []
     for speed in result.details.groupby("step")["speed"].mean().iloc[indices]:
         speeds.append("" if pd.isna(speed) else f"{speed:.2f}")
     columns.append(number_column("speed", speeds))
     last = result.provenance["models"][-1]["name"]
-    title = f"loss, CKA with {last} by layer, and radians of change per doubling of the step"
-    show_table(Table(title, columns))
+    title = (
+        f"Loss in nats per token, CKA with {last} by layer, and speed in radians per doubling of "
+        "the step"
+    )
+    counts = {
+        "checkpoints": (len(indices), len(losses)),
+        "layers": (len(shown_layers), len(layers)),
+    }
+    show_table(Table(with_share(title, counts), columns))
+    show_note(
+        "CKA is computed after the mean state of each token and position is removed. Speed: "
+        "arccos of the CKA with the checkpoint before, mean over layers."
+    )
 
 
 def _evenly_spaced(count: int) -> list[int]:
@@ -51,18 +74,26 @@ def show_onsets(onsets: pd.DataFrame) -> None:
         onsets: A row for each layer and feature, with its onset: the step from which on the
             feature can be read out of all checkpoints. It is NaN if there is none.
     """
+    probe = (
+        "linear probes tell its levels apart in held-out words or sentences, to the end and "
+        "better than probes of permuted labels do"
+    )
     with_onset = onsets.dropna(subset="onset").sort_values("onset", kind="stable")
     earliest = with_onset.groupby("feature", sort=False).first()
     in_words = []
     for feature, row in earliest.iterrows():
         in_words.append(f"{feature} from step {row['onset']:.0f} in layer {row['layer']:.0f}")
     if in_words:
+        untrained = ""
+        if (earliest["onset"] == 0).any():
+            untrained = "; at step 0 nothing has been learnt yet"
         show_text(
-            f"Onset, from which a feature can be read out to the end: {', '.join(in_words)}."
+            f"Onset of a feature, the step from which on {probe}: {', '.join(in_words)}"
+            f"{untrained}."
         )
     never = [name for name in onsets["feature"].unique() if name not in earliest.index]
     if never:
-        show_text(f"Cannot be read out of any layer of the last checkpoint: {', '.join(never)}.")
+        show_text(f"No such probe of any layer of the last checkpoint does: {', '.join(never)}.")
 
 
 def show_settling(result: Result) -> None:
@@ -71,15 +102,24 @@ def show_settling(result: Result) -> None:
     Curves that do not change are left out; if neither does, the sentence says so.
     """
     scalars = result.scalars
-    in_words = []
-    for name, what in (
-        ("loss_settles", "the loss"),
-        ("similarity_settles", "the similarity of the layers to the last checkpoint"),
-    ):
-        if name in scalars:
-            in_words.append(f"{what} by step {scalars[name]:.0f}")
-    sentence = "Neither the loss nor any layer changes between the checkpoints"
-    if in_words:
-        settled = "Settled (nine tenths of the way from the first checkpoint to the last)"
-        sentence = f"{settled}: {', '.join(in_words)}"
-    show_text(f"{sentence}; {number_of_documents(scalars)}.")
+    clauses = []
+    if "loss_settles" in scalars:
+        loss = result.tables["losses"]["loss"]
+        first = number_text(loss.iloc[0], ".3f")
+        last = number_text(loss.iloc[-1], ".3f")
+        verb = "falls" if loss.iloc[-1] < loss.iloc[0] else "rises"
+        clauses.append(
+            f"the loss {verb} from {first} to {last} nats per token, nine tenths of the way by "
+            f"step {scalars['loss_settles']:.0f}"
+        )
+    if "similarity_settles" in scalars:
+        clauses.append(
+            "nine tenths of the change of the similarity of the layers to the last checkpoint "
+            f"are reached by step {scalars['similarity_settles']:.0f}"
+        )
+    sentence = "neither the loss nor any layer changes between the checkpoints"
+    if clauses:
+        sentence = "; ".join(clauses)
+    show_text(
+        f"{capitalised(sentence)}. Text: {name_of_text(result)}, {number_of_documents(scalars)}."
+    )
