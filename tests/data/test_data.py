@@ -522,7 +522,9 @@ def test_without_a_row_to_fit_on_text_to_fit_on_is_asked_for(fit_tokens, tmp_pat
             for text in texts:
                 yield [ord(letter) for letter in text[:10]]
 
-    config = DataConfig(name="x", files=[str(write_jsonl(tmp_path / "x.jsonl", rows))], evaluation_share=0.3)
+    config = DataConfig(
+        name="x", source="text", files=[str(write_jsonl(tmp_path / "x.jsonl", rows))], evaluation_share=0.3
+    )
     with pytest.raises(DataError, match="too little text to fit on: not one row of 16 tokens"):
         pack(config, FirstLetters(), 16, TextLimits(fit_tokens, 64, None))
 
