@@ -164,13 +164,14 @@ def centre_groups(
         features: The rows of one layer.
         name: What errors call the layer.
     """
-    rows = features[groups.order]
-    unit = power_of_two_unit(rows)
+    rows = features[groups.order]  # a copy
+    unit = power_of_two_unit(rows)  # dividing by it keeps squares within range, without rounding
     rows /= unit
 
     # Blocks are views of `rows` and `distances`, which are filled in place: a block (g, s, d) has
     # all groups of one size s.
-    offset = rows.new_zeros(())  # Σ ‖mean of the row's group‖² over all rows
+    # Σ ‖mean of the row's group‖² over all rows, beside which a small spread is only rounding
+    offset = rows.new_zeros(())
     distances = rows.new_empty(len(rows))  # the squared distance of each row from its group's mean
     for block, block_distances in zip(
         groups.split_by_size(rows), groups.split_by_size(distances), strict=True

@@ -173,15 +173,17 @@ class FastPaths(Generic[Prepared]):
     def prepare_all(
         self, layers: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool
     ) -> list[Prepared]:
-        """Return what `prepare` returns for each of l layers, in their order.
+        """Return l layers, each in the form that `compare` takes, in their order.
 
-        On a GPU, where launches cost more than passes over memory, all layers of one width are
-        prepared at once.
+        The results are those that `prepare` returns for single layers. On a GPU, where launches
+        cost more than passes over memory, this is called once for all layers of one width; on a
+        CPU for one layer at a time, l = 1.
 
         Args:
-            layers: The layers, stacked.
+            layers: The n rows of width d of each layer.
             names: What errors call each layer.
-            in_place: Whether `layers` is a copy, whose memory may be overwritten.
+            in_place: Whether `layers` may be overwritten, because it is a copy of the states that
+                nothing else reads.
         """
         raise NotImplementedError
 
@@ -190,8 +192,8 @@ class FastPaths(Generic[Prepared]):
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
         """Return the values of layers with all rows, then those without each part of the rows.
 
-        They have the shape (1 + parts, l, m) for each pair of models in `model_pairs`. For a
-        ratio, they are its numerators.
+        They have the shape (1 + parts, l, m) for each pair of models in `model_pairs`. A ratio,
+        such as CKA, has only its numerators here, HSICs, from which `ratios` computes the values.
 
         Args:
             layers: The prepared layers.
@@ -218,10 +220,16 @@ class FastPaths(Generic[Prepared]):
     def similarities(self, prepared: Prepared) -> list[Float[Tensor, "_ _ _"]]:
         """Return how similar the rows of each group are to each other in one layer.
 
-        This is for a measure that compares rows within groups, such as those of one token.
+        This is for a measure that compares rows only within groups, such as those of one token.
+        It chooses the similarity of two rows so that its value is a correlation of similarities in
+        two layers: inner products for CKA, and for nearest neighbours whether they are such.
+
+        Args:
+            prepared: The layer as `prepare` returns it.
 
         Returns:
-            For each size s of groups, the similarities (g, s, s) within its g groups.
+            For each size s of groups, in rising order, a tensor (g, s, s): for each of the g
+            groups of this size, the symmetric matrix of the similarities of its s rows.
         """
         raise NotImplementedError
 
@@ -348,7 +356,8 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     ) -> dict[Pair, Float[Tensor, "l m"]]:
         """Return the value of each of l layers of a model with each of m of another one.
 
-        For a ratio these are numerators. By default `compare` is called for two layers at a time.
+        A ratio, such as CKA, has only its numerators here, HSICs, from which `ratios` computes the
+        values. By default `compare` is called for two layers at a time.
 
         Args:
             layers: The distinct layers of all models, prepared.
@@ -357,8 +366,10 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         Returns:
             A matrix for each pair of models.
         """
-        if not self._is_of_others:
+        if not self._is_user_defined:
             return compare_one_by_one(self.compare, layers, model_pairs, self.is_symmetric)
+        # The `compare` of a user may change the layers that it is given, which are compared again.
+        # So it gets copies, in which `_compare_copies` undoes changes after each comparison.
         copies = [WorkingCopy(layer, type(self).__name__) for layer in layers]
         return compare_one_by_one(self._compare_copies, copies, model_pairs, self.is_symmetric)
 
@@ -391,13 +402,13 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         Raises:
             ValueError: It cannot be copied.
         """
-        if not self._is_of_others:
+        if not self._is_user_defined:
             return prepared
         return copied_layer(prepared, type(self).__name__)
 
     @property
-    def _is_of_others(self) -> bool:
-        """Whether the class is not of this package.
+    def _is_user_defined(self) -> bool:
+        """Whether the class is defined outside of this package.
 
         Its `prepare` and `compare` may then change tensors that they are given, so that they get
         copies.
@@ -450,7 +461,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
                     if order is not None:
                         ordered = layer.index_select(0, order)
                     ordered = ordered.to(dtype)
-                    if ordered is layer and self._is_of_others:
+                    if ordered is layer and self._is_user_defined:
                         ordered = layer.clone()  # `prepare` may change it in place
                     rows.append(ordered)
                 if self.prepares_together:

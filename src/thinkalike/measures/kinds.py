@@ -674,7 +674,7 @@ def _read_numbers(column: pd.Series, kind: str, label: str) -> Float[Tensor, " n
         for value in column:
             if isinstance(value, int) and abs(value) > EXACT:
                 raise _beyond_floats(label)
-    try:
+    try:  # missing values of any kind, such as pd.NA, as None
         numbers = pd.to_numeric(column.astype(object).where(column.notna(), None))
     except (ValueError, TypeError) as error:
         raise ValueError(

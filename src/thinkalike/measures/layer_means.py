@@ -96,6 +96,7 @@ class LayerMeans(Accumulator):
     ):
         """Store the settings, and refuse "token" for a measure that compares all rows.
 
+        `conditional_on` is "token" if rows are compared within groups of one token, or "none".
         `permutations` is how often documents are permuted for a null; 0 is no null.
         `averages_ratios` is whether a ratio, such as CKA, is averaged over batches; otherwise its
         numerators and denominators are.
@@ -305,6 +306,7 @@ class LayerMeans(Accumulator):
         """
         states = self.gathered()
         values = self.mean_values(states)  # (r, l + m, l + m): of every two layers of both models
+        # The estimate is the value of all rows, less its bias if that is known.
         estimate = self._estimate(values, states).value
         joint = torch.cat([estimate[None], values[1:]])
         return joint[:, : self.source_layers, self.source_layers :]
@@ -381,7 +383,11 @@ class LayerMeans(Accumulator):
 
     @property
     def fewest_effective(self) -> int:
-        """How many documents of equal length the documents must be worth for an interval."""
+        """How many documents of equal length the documents must be worth for an interval.
+
+        The value of a measure that is no ratio may depend on the number of rows, so that leaving
+        out documents shifts it. Then more documents are needed.
+        """
         if self.measure.is_ratio:
             return FEWEST_GROUPS
         return FEWEST_GROUPS_IF_BIASED

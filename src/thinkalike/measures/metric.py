@@ -231,11 +231,13 @@ class CKA(LayerMeans):
         """Return the CKA of all batches so far, of all processes, with intervals."""
         states = self.gathered()
         depth = self.source_layers
-        # "values" (batches, 1 + parts, l + m, l + m) and the means over batches have the values of
-        # all rows first, and then those without each part of the documents. Of the values of every
-        # two layers, the upper right are across the models.
+        # The HSICs of every two layers, (batches, 1 + parts, l + m, l + m): of all rows first, and
+        # then without each part of the documents.
         hsics_of_batches = states["values"][:, 0]
-        without_parts = self.mean_values(states)[1:, :depth, depth:]
+        # CKA in the same order, (1 + parts, l + m, l + m), of which the upper right block is
+        # across the models.
+        ckas = self.mean_values(states)
+        without_parts = ckas[1:, :depth, depth:]
         return CKAResult(
             **self.estimate_arguments(states),
             leverages=states["leverages"].amax(0),

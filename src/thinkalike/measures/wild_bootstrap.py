@@ -14,7 +14,7 @@ from thinkalike.measures.splitmix import random_codes
 
 def signed_similarities(
     similarities: Sequence[Sequence[Float[Tensor, "_ _ _"]]],
-    sides: tuple[Sequence[int], Sequence[int]],
+    compared_layers: tuple[Sequence[int], Sequence[int]],
     documents: Sequence[Int[Tensor, "_ _"]],
     permutations: int,
 ) -> Float[Tensor, "a l m"]:
@@ -30,14 +30,14 @@ def signed_similarities(
     Args:
         similarities: For each layer and each size of groups, the similarities (g, s, s) of the s
             rows of each of g groups.
-        sides: The indices of the l source layers and of the m target layers.
+        compared_layers: The indices of the l source layers and of the m target layers.
         documents: For each size of groups, the document (g, s) of each row.
         permutations: How often signs are drawn.
 
     Returns:
         The correlation and then those with random signs, (1 + permutations, l, m).
     """
-    source_layers, target_layers = sides
+    source_layers, target_layers = compared_layers
     totals = torch.zeros(
         permutations + 1, len(source_layers), len(target_layers), dtype=torch.float64
     )
@@ -67,11 +67,12 @@ def signed_similarities(
 def _scales_of_signed_sums(
     is_between: Float[Tensor, "g s s"], permutations: int
 ) -> Float[Tensor, "g a"]:
-    """Return the factors by which the signed sums of each group are multiplied.
+    """Return the factors by which each group's signed sums Σ s_i s_j K_ij L_ij are multiplied.
 
-    Centring takes a share 2 / (n - 1) of their variance in a group of n documents, and the factor
-    √((n - 1) / (n - 3)) restores it. It is 1 for n ≤ 3, and for the sum without random signs,
-    which comes first.
+    K and L are similarities of rows in two layers, less the mean of each row, and s_i the random
+    sign of the document of row i. Subtracting the means takes a share 2 / (n - 1) of the variance
+    of these sums in a group of n documents, and the factor √((n - 1) / (n - 3)) restores it. It is
+    1 for n ≤ 3, and for the sum without random signs, which comes first.
 
     Args:
         is_between: 1 for two rows of different documents, else 0, for g groups of s rows.

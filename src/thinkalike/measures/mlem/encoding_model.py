@@ -225,7 +225,9 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def score(self, X: object, Y: object) -> float | Float[Tensor, " l"]:
         """Return Spearman's ρ of predicted and neural distances over all pairs.
 
-        It is a number if Y is one layer, else a tensor with the ρ of each layer.
+        It is a number if Y is one layer, else a tensor with the ρ of each layer. A level that the
+        fit did not see is refused under unknown="error", and under "new" equally far from all
+        others.
 
         Args:
             X, Y: The features and the states of stimuli, as in `fit`; Y has as many layers.
@@ -245,14 +247,15 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
                 f"{len(pairs.layers)} layers, but the model was fitted on {len(fitted.weights)}"
             )
         differences = pairs.differences(self.encoder_.encode_values(table.values))
+        # `score` takes several variants of the differences; here there is one.
         scores = pairs.score([differences], fitted.terms, fitted.weights)[0]
-        is_constant = scores.isnan()
+        is_constant = scores.isnan()  # Spearman's ρ of a constant prediction
         if is_constant.any():
             layer = int(is_constant.nonzero()[0])
             raise ValueError(
                 f"the prediction of layer {layer} is constant: no feature explains its distances"
             )
-        if table.single:
+        if table.single:  # Y is one layer
             return float(scores[0])
         return scores
 
@@ -343,7 +346,9 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def folds_of(
         self, pairs: StimulusPairs, folds: int, seed: int, groups: Tensor | None
     ) -> Int[Tensor, " n"]:
-        """Return the fold, from 0, of each stimulus, or of each pair under recipe="paper".
+        """Return the fold, from 0, of each stimulus, or of each pair of stimuli.
+
+        Folds divide pairs only under recipe="paper", and stimuli otherwise.
 
         Args:
             pairs: The pairs of stimuli.
@@ -359,17 +364,18 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         if pairs.folds_divide_pairs:
             unit = "pairs"
             fewest = FEWEST_PAIRS_PER_FOLD
-        most_folds = len(pairs) // fewest
+        unit_count = len(pairs)  # how many stimuli or pairs are divided
+        most_folds = unit_count // fewest
         if most_folds < 2:
             raise ValueError(
-                f"{len(pairs)} {unit} are too few for two folds: give {2 * fewest} or more"
+                f"{unit_count} {unit} are too few for two folds: give {2 * fewest} or more"
             )
         if folds > most_folds:
             raise ValueError(
                 f"folds={folds} leaves a fold with fewer than {fewest} {unit}: "
                 f"choose at most {most_folds}"
             )
-        fold_of = stimulus_folds(len(pairs), folds, seed, groups)
+        fold_of = stimulus_folds(unit_count, folds, seed, groups)
         smallest = int(fold_of.bincount().min())
         if smallest < fewest:
             raise ValueError(
@@ -524,10 +530,10 @@ class StimulusTable(NamedTuple):
 
 def complete_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:
     """Return the indices of the rows that lack no value; if `drop` is False, of all rows."""
-    is_returned = ~values.isnan().any(1)
     if not drop:
-        is_returned = torch.ones_like(is_returned)
-    return is_returned.nonzero()[:, 0]
+        return torch.arange(len(values), device=values.device)
+    is_complete = ~values.isnan().any(1)
+    return is_complete.nonzero()[:, 0]
 
 
 class LevelWeights(NamedTuple):

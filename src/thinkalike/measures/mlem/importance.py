@@ -174,6 +174,7 @@ class Importance:
         drops = self.drops.mean((1, 2))  # over folds and permutations, (l, sets of features)
         feature_count = null.shape[-1]
         importance = drops[:, :feature_count]  # single features are the first sets
+        # A null draw that is below the importance by rounding alone reaches it as well.
         reaching = (null >= importance - DROP_ROUNDING).sum(0)
         p = (1 + reaching) / (1 + len(null))
         return p.where(~null.isnan().any(0), torch.nan)

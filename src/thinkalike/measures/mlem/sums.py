@@ -473,15 +473,18 @@ class _FeatureForms(NamedTuple):
     def sums_with(self, product: Float[Tensor, "s c c"]) -> Float[Tensor, "s k"]:
         """Return the sums over pairs of stimuli of each of these k terms times another term.
 
+        A term is a bilinear form of two stimuli i and j, z_i' C z_j for a term of this feature and
+        y_i' D y_j for the other one, where z and y are columns of numbers of each stimulus.
+
         Args:
-            product: P = M D' M' for each of s sets of stimuli, with D the bilinear form of the
-                other term, and M the sums over stimuli of the c columns of this feature times the
-                columns of the other term.
+            product: P = M D' M' for each of s sets of stimuli, where M = Σ z_i y_i' over the
+                stimuli of the set.
         """
         if self.level_pairs is None:  # the only term is Δ² = z_i' C z_j, whose sum is tr(C P) / 2
             form = product.new_tensor(SCALED_FORM)  # C, symmetric
             return (form * product).sum((1, 2))[:, None] / 2
-        # Term (a, b) is h_a,i h_b,j + h_b,i h_a,j, whose sum is entry (a, b) of P.
+        # z are indicators h of levels. The term of levels a and b is h_a,i h_b,j + h_b,i h_a,j,
+        # whose sum is entry (a, b) of P.
         first, second = self.level_pairs
         return product[:, first, second]
 
