@@ -90,7 +90,7 @@ def centre_all(
             much as a pass over it.
     """
     with torch.no_grad():
-        unit_of_layer = power_of_two_unit(features, (1, 2))  # (l,)
+        unit_of_layer = power_of_two_unit(features, over=(1, 2))  # (l,)
     unit = unit_of_layer[:, None, None]
     if in_place:
         rows = features.div_(unit)
@@ -142,7 +142,7 @@ def subtract_typical_point(
     equal_weights = torch.full_like(weights, 1 / n)
     # The weighted mean and the plain mean μ, (b, 1, d) each, in one pass over the rows.
     both_means = torch.stack([weights, equal_weights], 1) @ rows
-    typical_point, mean = both_means.split(1, 1)
+    typical_point, mean = both_means.split(1, dim=1)
     # ‖x - μ‖² = ‖x‖² - 2 x·μ + ‖μ‖². As the origin is a row, there is little to cancel.
     distances = squares - 2 * (rows @ mean.mT).squeeze(2) + mean.square().sum(2)
     rows.sub_(typical_point)

@@ -221,8 +221,9 @@ class FastPaths(Generic[Prepared]):
         """Return how similar the rows of each group are to each other in one layer.
 
         This is for a measure that compares rows only within groups, such as those of one token.
-        It chooses the similarity of two rows so that its value is a correlation of similarities in
-        two layers: inner products for CKA, and for nearest neighbours whether they are such.
+        The measure says what similarity is: for CKA the inner product of two rows, for nearest
+        neighbours whether they are such. A null tells whether it correlates between two layers by
+        chance.
 
         Args:
             prepared: The layer as `prepare` returns it.

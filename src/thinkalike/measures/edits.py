@@ -383,13 +383,14 @@ def _scaling_factors(x: Tensor, y: Tensor, summed_axis: int | None, eps: float) 
     """
     x = x.double()
     y = y.double()
-    dot = x * y
-    norm = x * x
+    smallest = torch.finfo(torch.float64).tiny  # so that the factor is 0 where x is 0, and not NaN
     if summed_axis is None:
-        factor = dot.sum() / norm.sum().clamp(min=torch.finfo(torch.float64).tiny)
+        product = (x * y).sum()
+        square = (x * x).sum()
     else:
-        norms = norm.sum(summed_axis, True)
-        factor = dot.sum(summed_axis, True) / norms.clamp(min=torch.finfo(torch.float64).tiny)
+        product = (x * y).sum(summed_axis, keepdim=True)
+        square = (x * x).sum(summed_axis, keepdim=True)
+    factor = product / square.clamp(min=smallest)
     is_exact = (y - factor * x).abs() <= 2 * eps * y.abs()
     if is_exact.all():
         return factor

@@ -107,7 +107,7 @@ class CKAResult(LayerPairEstimate):
         return int((self.with_bias.diagonal().abs() > 1).sum())
 
     def distance(self) -> Estimate:
-        """Return the `arc_length` of the CKA of corresponding layers, in radians.
+        """Return the distance √Σ arccos²(CKA) over the pairs of layers i and i, in radians.
 
         Raises:
             ValueError: The models have different numbers of layers.
@@ -203,9 +203,10 @@ class CKA(LayerMeans):
     ):
         """Check the choices, and make a metric of means over batches with CKA as its measure.
 
-        `aggregate` is "ratio_of_means" or "mean_of_ratios" of the batches, `flatten` what a row is
-        ("token", "sample" or "mean" of a sequence), and `permutations` how often documents are
-        permuted for a null.
+        `estimator` is "unbiased" or "biased", `kernel` "linear" or "rbf", `aggregate`
+        "ratio_of_means" or "mean_of_ratios" of the batches, and `flatten` what a row is ("token",
+        "sample" or "mean" of a sequence). `conditional_on` is "token" if rows are compared within
+        groups of one token, and `permutations` how often documents are permuted for a null.
         """
         check_choice("aggregate", aggregate, AGGREGATES)
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}

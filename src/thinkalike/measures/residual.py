@@ -67,12 +67,12 @@ class ResidualStates:
 
     Attributes:
         rows: Which rows are compared, in the order of all that is returned: those whose word
-            stands `FEWEST_REPETITIONS` times within their fold.
+            occurs at least `FEWEST_REPETITIONS` times within their fold.
         documents: The number of the document of each of these.
         covariate_count: How many covariates each row has.
 
     Raises:
-        ValueError: In some fold, no word stands twice.
+        ValueError: In some fold, no word occurs twice.
 
     >>> words = torch.arange(200) % 20
     >>> documents = torch.arange(200) // 20

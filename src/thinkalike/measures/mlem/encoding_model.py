@@ -322,9 +322,11 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         return StimulusTable(values[rows], levels, columns, pairs, owners, is_single)
 
     def divide(self, pairs: StimulusPairs, groups: Tensor | None) -> Division:
-        """Return the inner folds of the training stimuli or pairs, by which alpha is chosen.
+        """Return the inner folds of the training data, and the pairs of each, which choose alpha.
 
-        If there is one alpha, there is a single fold, and no pairs to score.
+        Each alpha is scored on the pairs of each fold. If there is only one alpha, there is a
+        single fold, and no pairs are scored. Folds divide the training stimuli or, if some pairs
+        of them were chosen, these pairs.
 
         Args:
             pairs: The pairs of the training stimuli, which are divided.
