@@ -129,8 +129,8 @@ def reading_interval(
         device=value.device,
     )
     bits_of_copies = torch.tensor(bits).to(grid)
-    # If a copy has a smaller value than one of fewer bits, the latter takes its place, with all
-    # replicates.
+    # If a copy has a smaller value than one of fewer bits, the values of that one are used for it,
+    # with all replicates.
     rising = values_of_copies[values_of_copies[:, 0].cummax(0).indices]
 
     # The indices of the two copies that each number of bits lies between. Without the outer two

@@ -222,8 +222,8 @@ class FastPaths(Generic[Prepared]):
 
         This is for a measure that compares rows only within groups, such as those of one token.
         The measure says what similarity is: for CKA the inner product of two rows, for nearest
-        neighbours whether they are such. A null tells whether it correlates between two layers by
-        chance.
+        neighbours whether they are such. A null asks whether similarities in two layers correlate
+        by chance alone.
 
         Args:
             prepared: The layer as `prepare` returns it.
@@ -281,14 +281,15 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     smallest: ClassVar[Mapping[str, int | float | str]] = {}
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Give a subclass only those fast paths that stand for its own methods.
+        """Turn off inherited fast paths that no longer agree with the methods of a subclass.
 
-        A fast path of a parent gives the values of the parent. A subclass that overrides a method
-        for which it stands has the slow path, unless it defines the fast path as well.
+        A fast path, such as `compare_all`, gives the values of the methods of the class that
+        defines it. A subclass that overrides one of these methods, such as `compare`, has the slow
+        path, unless it defines the fast path as well.
         """
         super().__init_subclass__(**kwargs)
         for offered_by, methods in STANDS_FOR.items():
-            # Of its attributes the first one turns the fast path on.
+            # The first of the attributes turns the fast path on.
             default = getattr(LayerMeasure, offered_by[0])
             if getattr(cls, offered_by[0]) is default:
                 continue
@@ -429,7 +430,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     ) -> list[Prepared]:
         """Return what `prepare` returns for each of these layers.
 
-        A tensor that stands in `layers` several times is prepared once. All layers are computed in
+        A tensor that occurs several times in `layers` is prepared once. All layers are computed in
         one dtype, and without autocast.
 
         Args:
@@ -602,7 +603,7 @@ def products(
     """Return the inner product Σᵢⱼ A_ij B_ij of the matrices of every two layers.
 
     Matrices are summed strip by strip of rows, which stays in the cache of a CPU. Of symmetric
-    matrices only the diagonal blocks and what is right of them are read; the latter counts twice.
+    matrices only the diagonal blocks and what is right of them are read, which counts twice.
 
     Args:
         layers: A matrix for each of the distinct layers, all of one shape.

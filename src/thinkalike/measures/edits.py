@@ -105,7 +105,7 @@ class Edit:
         norm: ‖changed - base‖ over common entries; NaN where tensors have no entries in common.
         spread: The root mean square of the change over the rows or columns that differ, in
             standard deviations of the base; NaN for a constant base.
-        axis: The axis of which only some indices differ; None if all do.
+        axis: The axis along which only some indices differ; None if all do.
         indices: The indices along `axis` that differ, in rising order.
         amount: The factor, the bits of rounding, the rank, the share of zeros, or that of another
             model in a mixture (in a weighted sum its factor), where the operation has one.
@@ -176,7 +176,7 @@ def edit(
 
 
 def _edit_of_unknown_size(operation: Operation, amount: float = math.nan) -> Edit:
-    """Return an edit of which only the operation and its amount are known so far.
+    """Return an edit whose operation and amount are known, but not yet its size.
 
     Its size, spread and norm are NaN, and it has no axis. The function `edit` fills them in if the
     two tensors have one shape.

@@ -11,8 +11,8 @@ tensors elsewhere.
 | other numbers | numeric |
 
 Whole numbers are never taken for continuous, as they may be codes, counts or identities. An array
-or a tensor says of no column what its numbers stand for: there, other numbers than continuous ones
-are nominal.
+or a tensor does not say what the numbers of a column mean, so in it all numbers that are not
+continuous are nominal.
 """
 
 from __future__ import annotations

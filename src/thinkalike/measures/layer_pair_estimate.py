@@ -51,7 +51,7 @@ class LayerPairEstimate(Estimate):
             interval.
         within_source, within_target: The values within each model, (l, l) and (m, m); None where
             they are not measured.
-        rows_used: The share of the rows that stood in groups of one token, where rows are compared
+        rows_used: The share of the rows that were in groups of one token, where rows are compared
             within such groups.
         chance: The null by permutations; None without any.
     """

@@ -149,8 +149,8 @@ class RowGroups:
 
         With positions these are the residuals of a least-squares regression on the indicators of
         groups and of positions. By the theorem of Frisch, Waugh and Lovell, the means of groups
-        are first subtracted from rows and from the indicators of positions, and then the former
-        are regressed on the latter. Where nothing but rounding remains of a row, as where the
+        are first subtracted from rows and from the indicators of positions, and then the rows are
+        regressed on the indicators. Where nothing but rounding remains of a row, as where the
         token alone decides the state, it is set to 0.
 
         Args:

@@ -25,7 +25,7 @@ def signed_similarities(
     two rows have on average. If it were due to chance alone, so would be Σ s_i s_j K_ij L_ij, with
     a random sign s_i for the document of row i: this is the wild bootstrap of a degenerate
     U-statistic over documents (Dehling & Mikosch 1994; for HSIC Chwialkowski et al. 2014).
-    Centring reduces the variance of signed sums, for which they are scaled up.
+    Centring reduces the variance of signed sums, so they are scaled up.
 
     Args:
         similarities: For each layer and each size of groups, the similarities (g, s, s) of the s
@@ -42,8 +42,9 @@ def signed_similarities(
         permutations + 1, len(source_layers), len(target_layers), dtype=torch.float64
     )
     squares = torch.zeros(len(similarities), dtype=torch.float64)
-    for size_index, owners in enumerate(documents):
-        is_between = (owners[:, :, None] != owners[:, None, :]).double()  # (g, s, s)
+    for size_index, document_of in enumerate(documents):  # of each row, (g, s)
+        # 1 for two rows of different documents, else 0, (g, s, s)
+        is_between = (document_of[:, :, None] != document_of[:, None, :]).double()
         # The row effects a solve Σ_j (K_ij - a_i - a_j) = 0 over the rows j of other documents.
         system = is_between.sum(2).diag_embed() + is_between
         inverse = torch.linalg.pinv(system, hermitian=True)
@@ -53,8 +54,9 @@ def signed_similarities(
         ]
         squares += torch.stack([similarity.square().sum() for similarity in centred]).cpu()
 
-        draws = [1 - 2 * (random_codes(owners, seed) & 1) for seed in range(permutations)]
-        signs = torch.stack([torch.ones_like(owners), *draws], -1).double()  # (g, s, 1 + p)
+        # 1, and then for each draw 1 or -1, which all rows of a document share, (g, s, 1 + p)
+        draws = [1 - 2 * (random_codes(document_of, seed) & 1) for seed in range(permutations)]
+        signs = torch.stack([torch.ones_like(document_of), *draws], -1).double()
         scales = _scales_of_signed_sums(is_between, permutations)  # (g, 1 + p)
         for i, j in product(range(len(source_layers)), range(len(target_layers))):
             terms = centred[source_layers[i]] * centred[target_layers[j]]  # K_ij L_ij

@@ -138,7 +138,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         Args:
             weights: "diagonal", or "full" with a weight of every two features.
             distance: The distance of two states, such as "euclidean".
-            alpha: One ridge, or several, of which `fit` chooses.
+            alpha: One ridge, or several, from which `fit` chooses.
             kinds: The kind of features, such as "nominal"; "auto": as their values imply.
             difference: How two values of a feature differ: "indicator", "scaled" or "levels".
             missing: What a missing value is: "own_level", "ignore", "drop" or "error".
@@ -209,7 +209,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         check_is_fitted(self, "encoder_")
         fitted = self._fitted
         values, levels = self.encoder_.columns.read(X, fitted.weights.device)
-        values = values[complete_rows(values, self.missing == "drop")]
+        values = values[complete_rows(values, drop=self.missing == "drop")]
         if self.unknown == "error":
             self.encoder_.refuse_new(values, levels)
         features = self.encoder_.encode_values(values)
@@ -301,7 +301,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
                 f"X has {len(values)} stimuli: give two or more, as distances are of pairs"
             )
 
-        rows = complete_rows(values, self.missing == "drop")
+        rows = complete_rows(values, drop=self.missing == "drop")
         distances = []
         for index, layer in enumerate(states):
             distances.append(NeuralDistances.of(layer, self.distance, f"layer {index}"))
@@ -314,12 +314,12 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
                 chosen_pairs=pairs.pair_indices,
                 squared_distances=pairs.squared_distances(),
             )
-        owners = None
+        groups_of_rows = None
         if groups is not None:
-            owners = tensor_of(groups, Int, "groups")
-            check_groups(owners, len(values))
-            owners = owners.to(rows.device)[rows]
-        return StimulusTable(values[rows], levels, columns, pairs, owners, is_single)
+            group_of_stimulus = tensor_of(groups, Int, "groups")
+            check_groups(group_of_stimulus, len(values))
+            groups_of_rows = group_of_stimulus.to(rows.device)[rows]
+        return StimulusTable(values[rows], levels, columns, pairs, groups_of_rows, is_single)
 
     def divide(self, pairs: StimulusPairs, groups: Tensor | None) -> Division:
         """Return the inner folds of the training data, and the pairs of each, which choose alpha.
@@ -356,7 +356,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             pairs: The pairs of stimuli.
             folds: How many folds there are.
             seed: The seed of the random folds.
-            groups: The group of each stimulus, none of which is in two folds.
+            groups: The group of each stimulus. A group is never split between two folds.
 
         Raises:
             ValueError: A fold has too few distances to rank.
@@ -514,8 +514,8 @@ class StimulusTable(NamedTuple):
 
     Attributes:
         values: The features as numbers, NaN where a value is missing.
-        levels: For each feature the levels that its numbers stand for; None where numbers are
-            themselves.
+        levels: For each feature the levels that its numbers stand for; None where the
+            numbers are the values.
         columns: How the table was read.
         stimulus_pairs: The pairs of the stimuli, with their neural distances.
         groups: The group of each stimulus; None if each is its own.

@@ -149,7 +149,7 @@ def sums_by_level(
     Args:
         features: The features of the stimuli.
         layers: Their squared Euclidean distances in each of l layers.
-        terms: The t terms, of which each is a product of indicators Δ_f of features.
+        terms: The t terms, each a product of indicators Δ_f of features.
         fold_of: The fold of each stimulus.
 
     Returns:
@@ -364,9 +364,9 @@ def level_counts(features: Features, fold_of: Int[Tensor, " n"]) -> list[Float[T
     """Return for each feature how many stimuli have each of its levels, in each of s sets.
 
     The sets are all stimuli and, if there are several folds, all but those of each fold. Only
-    features of which each pair of levels has a weight of its own have counts, (s, levels); it is
-    (s, 0) for the others. Levels that are new to training count as the last one; ignored missing
-    values are not counted.
+    features with a weight for each pair of levels have counts, (s, levels); for all other features
+    the result is empty, (s, 0). Levels that are new to training count as the last one; ignored
+    missing values are not counted.
 
     Args:
         features: The features of the stimuli.
