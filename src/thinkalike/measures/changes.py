@@ -305,9 +305,9 @@ def deviations_beyond_null(
     mean_of_others = (runs.sum(0) - runs) / r
     mean_square_of_others = (runs.square().sum(0) - runs.square()) / r
     variance = (mean_square_of_others - mean_of_others.square()).clamp(min=0) * r / (r - 1)
-    spread = (variance * (1 + 1 / r)).sqrt()
-    spread = torch.maximum(spread, spread.median(1, keepdim=True).values)
-    z = ((runs - mean_of_others) / spread).nan_to_num(0.0)
+    error = (variance * (1 + 1 / r)).sqrt()
+    error = torch.maximum(error, error.median(1, keepdim=True).values)
+    z = ((runs - mean_of_others) / error).nan_to_num(0.0)
     if has_peers:
         peers = runs.shape[1] - 1
         mean_of_peers = (z.sum(1, keepdim=True) - z) / peers
