@@ -199,7 +199,8 @@ def flaw_of(
 
     Args:
         squared_distance: The mean squared distance of rows from their mean.
-        squared_mean: The squared norm of that mean; a distance that is small beside it is rounding.
+        squared_mean: The squared norm of that mean. Distances that are tiny beside it are only
+            rounding.
         dtype: The dtype of the rows.
     """
     are_alike = all_alike(squared_distance, squared_mean, dtype)
