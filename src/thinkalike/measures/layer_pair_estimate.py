@@ -136,7 +136,9 @@ class LayerPairEstimate(Estimate):
 
 
 def sizes_of_documents(documents: Int[Tensor, " n"]) -> SizesOfDocuments:
-    """Return how many rows, documents, and documents of equal length ("effective") there are.
+    """Return how many rows and documents there are, and how many the documents are worth.
+
+    "effective" is the number of documents of equal length that would tell as much.
 
     Args:
         documents: The number of the document of each row.

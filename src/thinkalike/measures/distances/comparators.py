@@ -152,7 +152,7 @@ def stimulus_count_of(pairs: int, name: str = "vectors") -> int:
     Raises:
         ValueError: No n ≥ 3 has so many pairs.
     """
-    n = (1 + isqrt(1 + 8 * pairs)) // 2
+    n = (1 + isqrt(1 + 8 * pairs)) // 2  # solves n (n - 1) / 2 = pairs, if n is whole
     if n * (n - 1) // 2 != pairs or n < 3:
         raise ValueError(
             f"{name}: {pairs} distances are not those of all pairs of three stimuli or more"

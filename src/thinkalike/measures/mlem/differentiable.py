@@ -144,7 +144,7 @@ def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]
     x = x - x.mean()
     y = y - y.mean()
     norm: Tensor = x.norm() * y.norm()
-    if not norm > 0:
+    if not norm > 0:  # 0 or NaN
         raise ValueError(f"{len(x)} predictions or distances are all equal, or not finite")
     return x @ y / norm
 
