@@ -136,9 +136,9 @@ class LayerPairEstimate(Estimate):
 
 
 def sizes_of_documents(documents: Int[Tensor, " n"]) -> SizesOfDocuments:
-    """Return how many rows and documents there are, and how many the documents are worth.
+    """Return how many rows and documents there are, and their effective number.
 
-    "effective" is the number of documents of equal length that would tell as much.
+    "effective" is how many documents of equal length would tell as much.
 
     Args:
         documents: The number of the document of each row.

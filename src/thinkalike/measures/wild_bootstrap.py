@@ -71,10 +71,10 @@ def _scales_of_signed_sums(
 ) -> Float[Tensor, "g a"]:
     """Return the factors by which each group's signed sums Σ s_i s_j K_ij L_ij are multiplied.
 
-    K and L are similarities of rows in two layers, less the mean of each row, and s_i the random
-    sign of the document of row i. Subtracting the means takes a share 2 / (n - 1) of the variance
-    of these sums in a group of n documents, and the factor √((n - 1) / (n - 3)) restores it. It is
-    1 for n ≤ 3, and for the sum without random signs, which comes first.
+    K and L are similarities of rows in two layers, less what each row has on average, and s_i the
+    random sign of the document of row i. Subtracting the means takes a share 2 / (n - 1) of the
+    variance of these sums in a group of n documents, and the factor √((n - 1) / (n - 3)) restores
+    it. It is 1 for n ≤ 3, and for the sum without random signs, which comes first.
 
     Args:
         is_between: 1 for two rows of different documents, else 0, for g groups of s rows.
