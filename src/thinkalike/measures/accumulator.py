@@ -78,7 +78,9 @@ class Accumulator(Metric):
         conditional_on: str = "none",
         **kwargs: object,
     ):
-        """Store the settings, and begin each state as an empty list, with an entry per batch.
+        """Store the settings, and begin each state as an empty list.
+
+        Each batch later adds an entry to each list; a result is computed from them at the end.
 
         Args:
             source_layers, target_layers: How many layers a batch brings.
@@ -86,6 +88,8 @@ class Accumulator(Metric):
             kwargs: Options of `torchmetrics.Metric`.
         """
         check_choice("conditional_on", conditional_on, CONDITIONS)
+        # States of processes may have different shapes, which `states_of_processes` joins. Results
+        # are not cached.
         options = {"dist_sync_fn": states_of_processes, "compute_with_cache": False}
         super().__init__(**(options | kwargs))
         self.source_layers = source_layers

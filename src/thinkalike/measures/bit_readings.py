@@ -35,12 +35,13 @@ INTERVAL_STEP = 0.02
 def next_bits(
     values: Sequence[float], measured_copies: Mapping[int, Sequence[float]]
 ) -> int | None:
-    """Return the number of bits of the rounded copy that is to be measured next, if one is needed.
+    """Return the number of bits of the copy of a model that is to be measured next, if any.
 
-    Each of several values, such as one per layer, shall lie between the values of two copies whose
-    numbers of bits are neighbours in `BITS_OF_COPIES`. More bits give larger values. None means
-    that no further copy is needed: each value lies between two such copies, below the copy of the
-    fewest bits, or above that of the most.
+    A measure gives values for copies of a model whose weights are rounded to some number of bits
+    in `BITS_OF_COPIES`; more bits give larger values. Each of several other values, such as one
+    per layer, shall lie between those of two copies whose bits are neighbours in this list. The
+    first value that does not decides which copy is next. None means that all do, or are below the
+    copy of the fewest bits or above that of the most.
 
     Args:
         values: The values that shall lie between those of copies.
@@ -62,7 +63,7 @@ def next_bits(
         if not candidates:
             continue  # this value needs no further copy
         if not measured_copies:
-            return FIRST_BITS
+            return FIRST_BITS  # in the middle of the list
         # The next more bits than those of the copy below; without one, the next fewer.
         has_copy_below = low > 0
         return candidates[0] if has_copy_below else candidates[-1]
@@ -128,8 +129,8 @@ def reading_interval(
         device=value.device,
     )
     bits_of_copies = torch.tensor(bits).to(grid)
-    # If a copy has a smaller value than one of fewer bits, the latter takes its place, with all
-    # replicates.
+    # If a copy has a smaller value than one of fewer bits, the values of that one are used for it,
+    # with all replicates.
     rising = values_of_copies[values_of_copies[:, 0].cummax(0).indices]
 
     # The indices of the two copies that each number of bits lies between. Without the outer two

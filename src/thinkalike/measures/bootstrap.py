@@ -246,9 +246,9 @@ def _deviations_of_resamples(
     squared_counts = counts.square() @ drawn.T  # Σ d n²
     crossed = (residuals * counts) @ drawn.T  # Σ d ε n
     # Σ d (ε - m n)² = Σ d ε² + m² Σ d n² - 2 m Σ d ε n
-    spread = squares + deviation * deviation * squared_counts
-    spread = spread - deviation * crossed - deviation * crossed
-    return deviation, (spread / (total * total)).clamp(min=0).sqrt()
+    squared_residuals = squares + deviation * deviation * squared_counts
+    squared_residuals = squared_residuals - deviation * crossed - deviation * crossed
+    return deviation, (squared_residuals / (total * total)).clamp(min=0).sqrt()
 
 
 def drawn_counts(n: int, resamples: int, generator: torch.Generator) -> Float[Tensor, "r n"]:

@@ -90,7 +90,7 @@ def centre_all(
             much as a pass over it.
     """
     with torch.no_grad():
-        unit_of_layer = power_of_two_unit(features, (1, 2))  # (l,)
+        unit_of_layer = power_of_two_unit(features, over=(1, 2))  # (l,)
     unit = unit_of_layer[:, None, None]
     if in_place:
         rows = features.div_(unit)
@@ -98,9 +98,9 @@ def centre_all(
         rows = features / unit
     with torch.no_grad():  # constants for a gradient
         distances, mean = subtract_typical_point(rows)
-        spread = distances.mean(1)
-        flaws = flaw_of(spread, mean.square().sum(1), features.dtype)
-        scale = spread.sqrt()
+        squared_distance = distances.mean(1)
+        flaws = flaw_of(squared_distance, mean.square().sum(1), features.dtype)
+        scale = squared_distance.sqrt()
     scaled_rows = rows.div_(scale[:, None, None])
     scale_of_features = scale.double() * unit_of_layer  # as if the unit had not been divided out
     leverages = distances.amax(1) / distances.sum(1)
@@ -142,7 +142,7 @@ def subtract_typical_point(
     equal_weights = torch.full_like(weights, 1 / n)
     # The weighted mean and the plain mean μ, (b, 1, d) each, in one pass over the rows.
     both_means = torch.stack([weights, equal_weights], 1) @ rows
-    typical_point, mean = both_means.split(1, 1)
+    typical_point, mean = both_means.split(1, dim=1)
     # ‖x - μ‖² = ‖x‖² - 2 x·μ + ‖μ‖². As the origin is a row, there is little to cancel.
     distances = squares - 2 * (rows @ mean.mT).squeeze(2) + mean.square().sum(2)
     rows.sub_(typical_point)
@@ -164,24 +164,25 @@ def centre_groups(
         features: The rows of one layer.
         name: What errors call the layer.
     """
-    rows = features[groups.order]
-    unit = power_of_two_unit(rows)
+    rows = features[groups.order]  # a copy
+    unit = power_of_two_unit(rows)  # dividing by it keeps squares within range, without rounding
     rows /= unit
 
     # Blocks are views of `rows` and `distances`, which are filled in place: a block (g, s, d) has
     # all groups of one size s.
-    offset = rows.new_zeros(())  # Σ ‖mean of the row's group‖² over all rows
+    # Σ ‖mean of the row's group‖² over all rows, beside which small distances are only rounding
+    sum_of_squared_means = rows.new_zeros(())
     distances = rows.new_empty(len(rows))  # the squared distance of each row from its group's mean
     for block, block_distances in zip(
         groups.split_by_size(rows), groups.split_by_size(distances), strict=True
     ):
         distances_of_block, means = subtract_typical_point(block)
         block_distances.copy_(distances_of_block)
-        offset = offset + block.shape[1] * means.square().sum()
+        sum_of_squared_means = sum_of_squared_means + block.shape[1] * means.square().sum()
 
-    spread = distances.mean()
-    flaw = flaw_of(spread, offset / len(rows), features.dtype)
-    scale = spread.sqrt()
+    squared_distance = distances.mean()
+    flaw = flaw_of(squared_distance, sum_of_squared_means / len(rows), features.dtype)
+    scale = squared_distance.sqrt()
     return CentredRows(
         name=name,
         rows=rows.div_(scale),
@@ -192,18 +193,19 @@ def centre_groups(
 
 
 def flaw_of(
-    spread: Float[Tensor, "*l"], offset: Float[Tensor, "*l"], dtype: torch.dtype
+    squared_distance: Float[Tensor, "*l"], squared_mean: Float[Tensor, "*l"], dtype: torch.dtype
 ) -> Int[Tensor, "*l"]:
     """Return what is wrong with the rows of each layer: 0, `NOT_FINITE` or `ALIKE`.
 
     Args:
-        spread: The mean squared distance of rows from their mean.
-        offset: The squared norm of that mean, beside which a small spread is only rounding.
+        squared_distance: The mean squared distance of rows from their mean.
+        squared_mean: The squared norm of that mean. Distances that are tiny beside it are only
+            rounding.
         dtype: The dtype of the rows.
     """
-    are_alike = all_alike(spread, offset, dtype)
+    are_alike = all_alike(squared_distance, squared_mean, dtype)
     flaw_of_finite_rows = torch.where(are_alike, ALIKE, 0)
-    return torch.where(spread.isfinite(), flaw_of_finite_rows, NOT_FINITE)
+    return torch.where(squared_distance.isfinite(), flaw_of_finite_rows, NOT_FINITE)
 
 
 def refuse_flaws(layers: Sequence[CentredRows], alike: str = "all rows are the same") -> None:

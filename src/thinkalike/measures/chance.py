@@ -265,11 +265,11 @@ class BatchNull:
     def _values_with_random_signs(
         self, document_of_row: Int[Tensor, " kept"], token_groups: RowGroups
     ) -> ValuesByPair:
-        """Return how similarities within groups of one token correlate between layers.
+        """Return how the similarities of rows of one token correlate between layers.
 
-        Entry 0 of the first axis is the correlation. The others are its null distribution, by the
-        wild bootstrap: the similarity of two rows is multiplied by a random sign of the document
-        of each of them.
+        The result is (1 + permutations, l, m) for each pair of models. Entry 0 of the first axis
+        is the correlation. The others are its null distribution, by the wild bootstrap: the
+        similarity of two rows is multiplied by a random sign of the document of each of them.
 
         Args:
             document_of_row: The document of each row, in the order of the groups.
@@ -281,9 +281,9 @@ class BatchNull:
         layers_of_model = self.model_pairs.layers_of_model
         values = {}
         for source, target in self.model_pairs.pairs:
-            sides = (layers_of_model[source], layers_of_model[target])
+            compared_layers = (layers_of_model[source], layers_of_model[target])
             values[source, target] = signed_similarities(
-                similarities, sides, documents_by_size, self.permutations
+                similarities, compared_layers, documents_by_size, self.permutations
             )
         return values
 
@@ -352,19 +352,20 @@ class BatchNull:
     def _as_ratios(
         self,
         across_models: Float[Tensor, "a l m"],
-        values: Mapping[Pair, Float[Tensor, "_ _"]],
+        unpermuted: Mapping[Pair, Float[Tensor, "_ _"]],
         pair: Pair,
     ) -> Float[Tensor, "a l m"]:
-        """Return the values across two models; a measure that is no ratio has them already.
+        """Return the values of a measure across two models, after dividing those of a ratio.
 
-        A ratio such as CKA is divided here. Its denominators come from the numerators within each
-        model, which do not change with the order of the rows.
+        For a ratio, such as CKA, what is given are its numerators, such as HSICs. The denominators
+        come from the numerators within each model, which do not change with the order of the rows.
+        For other measures `across_models` are the values already.
 
         Args:
             across_models: The numerators, or values, across the models: of the rows as they are,
                 and then of each permutation.
-            values: The numerators by pair of models without a permutation, also of each model with
-                itself.
+            unpermuted: The numerators for the rows as they are, by pair of models, also of each
+                model with itself.
             pair: The two models.
         """
         if not self.measure.is_ratio:
@@ -372,6 +373,6 @@ class BatchNull:
         count, depth, _ = across_models.shape  # a, l, m
         # The numerators of every two of the l + m layers: only those across the two models, above
         # the diagonal on the right, depend on the permutation.
-        joint = joint_matrix(values, pair).double().repeat(count, 1, 1)  # (a, l + m, l + m)
+        joint = joint_matrix(unpermuted, pair).double().repeat(count, 1, 1)  # (a, l + m, l + m)
         joint[:, :depth, depth:] = across_models
         return self.measure.ratios(joint)[:, :depth, depth:]

@@ -223,7 +223,7 @@ class Excess(NamedTuple):
 def excess(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Excess:
     """Return how far each of g groups changed beyond the null and beyond the remaining groups.
 
-    The null is the same in r ≥ 2 models that were changed at random, its runs. The excess is
+    The null is these values in r ≥ 2 models that were changed at random, its runs. The excess is
     value - mean of the runs, and t is excess / (s √(1 + 1/r)), with r - 1 degrees of freedom. s
     is the standard deviation of the runs, or the median one of all groups if that is larger. With
     `FEWEST_GROUPS` groups or more, the median over groups is first subtracted from the values and
@@ -244,11 +244,11 @@ def excess(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Excess:
         runs = runs - runs.median(1, keepdim=True).values
     excess_of_groups = runs[0] - runs[1:].mean(0)
     # s √(1 + 1/r), with the standard deviation of each group's own runs, ...
-    own_error = runs[1:].std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(null))
-    error = own_error.clamp(min=own_error.median())  # ... and at least the median one
+    error_of_group = runs[1:].std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(null))
+    error = error_of_group.clamp(min=error_of_group.median())  # ... and at least the median one
     if has_many_groups:
-        median_of_student = float(stdtrit(freedom, 0.75))  # of |t|
-        inflation = (excess_of_groups / own_error).abs().median() / median_of_student  # λ
+        median_of_student = float(stdtrit(freedom, 0.75))  # of |t|, as t is symmetric
+        inflation = (excess_of_groups / error_of_group).abs().median() / median_of_student  # λ
         error = error * inflation.clamp(min=1)
     p = two_sided(excess_of_groups, error, freedom).to(values.device)
     return Excess(excess_of_groups, excess_of_groups / error, p)
@@ -257,7 +257,7 @@ def excess(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Excess:
 def p_above_null(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Float[Tensor, " g"]:
     """Return for each of g groups the one-sided p-value that its value is above the null.
 
-    The null is the same in r ≥ 2 models that were changed at random, its runs.
+    The null is these values in r ≥ 2 models that were changed at random, its runs.
     t = (value - mean of the runs) / (s √(1 + 1/r)), with s the standard deviation of the runs, or
     the median one of all groups if that is larger. Unlike in `excess`, what groups have in common
     is not subtracted, so a change that moves all groups is above the null in all.
@@ -268,8 +268,8 @@ def p_above_null(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> Flo
     """
     runs = null.double()
     # s √(1 + 1/r), with the standard deviation of each group's own runs, ...
-    own_error = runs.std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(runs))
-    error = own_error.clamp(min=own_error.median())  # ... and at least the median one
+    error_of_group = runs.std(0).clamp(min=SCORE_ROUNDING) * math.sqrt(1 + 1 / len(runs))
+    error = error_of_group.clamp(min=error_of_group.median())  # ... and at least the median one
     above = values.double() - runs.mean(0)
     two_sided_p = two_sided(above, error, len(runs) - 1).to(values.device)
     return torch.where(above > 0, two_sided_p / 2, 1 - two_sided_p / 2)
@@ -305,9 +305,9 @@ def deviations_beyond_null(
     mean_of_others = (runs.sum(0) - runs) / r
     mean_square_of_others = (runs.square().sum(0) - runs.square()) / r
     variance = (mean_square_of_others - mean_of_others.square()).clamp(min=0) * r / (r - 1)
-    spread = (variance * (1 + 1 / r)).sqrt()
-    spread = torch.maximum(spread, spread.median(1, keepdim=True).values)
-    z = ((runs - mean_of_others) / spread).nan_to_num(0.0)
+    error = (variance * (1 + 1 / r)).sqrt()
+    error = torch.maximum(error, error.median(1, keepdim=True).values)
+    z = ((runs - mean_of_others) / error).nan_to_num(0.0)
     if has_peers:
         peers = runs.shape[1] - 1
         mean_of_peers = (z.sum(1, keepdim=True) - z) / peers

@@ -173,15 +173,17 @@ class FastPaths(Generic[Prepared]):
     def prepare_all(
         self, layers: Float[Tensor, "l n d"], names: Sequence[str], in_place: bool
     ) -> list[Prepared]:
-        """Return what `prepare` returns for each of l layers, in their order.
+        """Return l layers, each in the form that `compare` takes, in their order.
 
-        On a GPU, where launches cost more than passes over memory, all layers of one width are
-        prepared at once.
+        The results are those that `prepare` returns for single layers. On a GPU, where launches
+        cost more than passes over memory, this is called once for all layers of one width; on a
+        CPU for one layer at a time, l = 1.
 
         Args:
-            layers: The layers, stacked.
+            layers: The n rows of width d of each layer.
             names: What errors call each layer.
-            in_place: Whether `layers` is a copy, whose memory may be overwritten.
+            in_place: Whether `layers` may be overwritten, because it is a copy of the states that
+                nothing else reads.
         """
         raise NotImplementedError
 
@@ -190,8 +192,8 @@ class FastPaths(Generic[Prepared]):
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
         """Return the values of layers with all rows, then those without each part of the rows.
 
-        They have the shape (1 + parts, l, m) for each pair of models in `model_pairs`. For a
-        ratio, they are its numerators.
+        They have the shape (1 + parts, l, m) for each pair of models in `model_pairs`. A ratio,
+        such as CKA, has only its numerators here, HSICs, from which `ratios` computes the values.
 
         Args:
             layers: The prepared layers.
@@ -218,10 +220,17 @@ class FastPaths(Generic[Prepared]):
     def similarities(self, prepared: Prepared) -> list[Float[Tensor, "_ _ _"]]:
         """Return how similar the rows of each group are to each other in one layer.
 
-        This is for a measure that compares rows within groups, such as those of one token.
+        This is for a measure that compares rows only within groups, such as those of one token.
+        The measure says what similarity is: for CKA the inner product of two rows, for nearest
+        neighbours whether they are such. A null asks whether similarities in two layers correlate
+        by chance alone.
+
+        Args:
+            prepared: The layer as `prepare` returns it.
 
         Returns:
-            For each size s of groups, the similarities (g, s, s) within its g groups.
+            For each size s of groups, in rising order, a tensor (g, s, s): for each of the g
+            groups of this size, the symmetric matrix of the similarities of its s rows.
         """
         raise NotImplementedError
 
@@ -272,14 +281,15 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     smallest: ClassVar[Mapping[str, int | float | str]] = {}
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Give a subclass only those fast paths that stand for its own methods.
+        """Turn off inherited fast paths that no longer agree with the methods of a subclass.
 
-        A fast path of a parent gives the values of the parent. A subclass that overrides a method
-        for which it stands has the slow path, unless it defines the fast path as well.
+        A fast path, such as `compare_all`, gives the values of the methods of the class that
+        defines it. A subclass that overrides one of these methods, such as `compare`, has the slow
+        path, unless it defines the fast path as well.
         """
         super().__init_subclass__(**kwargs)
         for offered_by, methods in STANDS_FOR.items():
-            # Of its attributes the first one turns the fast path on.
+            # The first of the attributes turns the fast path on.
             default = getattr(LayerMeasure, offered_by[0])
             if getattr(cls, offered_by[0]) is default:
                 continue
@@ -348,7 +358,8 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     ) -> dict[Pair, Float[Tensor, "l m"]]:
         """Return the value of each of l layers of a model with each of m of another one.
 
-        For a ratio these are numerators. By default `compare` is called for two layers at a time.
+        A ratio, such as CKA, has only its numerators here, HSICs, from which `ratios` computes the
+        values. By default `compare` is called for two layers at a time.
 
         Args:
             layers: The distinct layers of all models, prepared.
@@ -357,8 +368,10 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         Returns:
             A matrix for each pair of models.
         """
-        if not self._is_of_others:
+        if not self._is_user_defined:
             return compare_one_by_one(self.compare, layers, model_pairs, self.is_symmetric)
+        # The `compare` of a user may change the layers that it is given, which are compared again.
+        # So it gets copies, in which `_compare_copies` undoes changes after each comparison.
         copies = [WorkingCopy(layer, type(self).__name__) for layer in layers]
         return compare_one_by_one(self._compare_copies, copies, model_pairs, self.is_symmetric)
 
@@ -391,13 +404,13 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         Raises:
             ValueError: It cannot be copied.
         """
-        if not self._is_of_others:
+        if not self._is_user_defined:
             return prepared
         return copied_layer(prepared, type(self).__name__)
 
     @property
-    def _is_of_others(self) -> bool:
-        """Whether the class is not of this package.
+    def _is_user_defined(self) -> bool:
+        """Whether the class is defined outside of this package.
 
         Its `prepare` and `compare` may then change tensors that they are given, so that they get
         copies.
@@ -417,7 +430,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     ) -> list[Prepared]:
         """Return what `prepare` returns for each of these layers.
 
-        A tensor that stands in `layers` several times is prepared once. All layers are computed in
+        A tensor that occurs several times in `layers` is prepared once. All layers are computed in
         one dtype, and without autocast.
 
         Args:
@@ -450,7 +463,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
                     if order is not None:
                         ordered = layer.index_select(0, order)
                     ordered = ordered.to(dtype)
-                    if ordered is layer and self._is_of_others:
+                    if ordered is layer and self._is_user_defined:
                         ordered = layer.clone()  # `prepare` may change it in place
                     rows.append(ordered)
                 if self.prepares_together:
@@ -590,7 +603,7 @@ def products(
     """Return the inner product Σᵢⱼ A_ij B_ij of the matrices of every two layers.
 
     Matrices are summed strip by strip of rows, which stays in the cache of a CPU. Of symmetric
-    matrices only the diagonal blocks and what is right of them are read; the latter counts twice.
+    matrices only the diagonal blocks and what is right of them are read, which counts twice.
 
     Args:
         layers: A matrix for each of the distinct layers, all of one shape.

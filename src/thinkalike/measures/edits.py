@@ -105,7 +105,7 @@ class Edit:
         norm: ‖changed - base‖ over common entries; NaN where tensors have no entries in common.
         spread: The root mean square of the change over the rows or columns that differ, in
             standard deviations of the base; NaN for a constant base.
-        axis: The axis of which only some indices differ; None if all do.
+        axis: The axis along which only some indices differ; None if all do.
         indices: The indices along `axis` that differ, in rising order.
         amount: The factor, the bits of rounding, the rank, the share of zeros, or that of another
             model in a mixture (in a weighted sum its factor), where the operation has one.
@@ -176,7 +176,7 @@ def edit(
 
 
 def _edit_of_unknown_size(operation: Operation, amount: float = math.nan) -> Edit:
-    """Return an edit of which only the operation and its amount are known so far.
+    """Return an edit whose operation and amount are known, but not yet its size.
 
     Its size, spread and norm are NaN, and it has no axis. The function `edit` fills them in if the
     two tensors have one shape.
@@ -383,13 +383,14 @@ def _scaling_factors(x: Tensor, y: Tensor, summed_axis: int | None, eps: float) 
     """
     x = x.double()
     y = y.double()
-    dot = x * y
-    norm = x * x
+    smallest = torch.finfo(torch.float64).tiny  # so that the factor is 0 where x is 0, and not NaN
     if summed_axis is None:
-        factor = dot.sum() / norm.sum().clamp(min=torch.finfo(torch.float64).tiny)
+        product = (x * y).sum()
+        square = (x * x).sum()
     else:
-        norms = norm.sum(summed_axis, True)
-        factor = dot.sum(summed_axis, True) / norms.clamp(min=torch.finfo(torch.float64).tiny)
+        product = (x * y).sum(summed_axis, keepdim=True)
+        square = (x * x).sum(summed_axis, keepdim=True)
+    factor = product / square.clamp(min=smallest)
     is_exact = (y - factor * x).abs() <= 2 * eps * y.abs()
     if is_exact.all():
         return factor

@@ -421,13 +421,15 @@ def _refuse_flat(
 ) -> None:
     """Raise a ValueError for the first layer whose HSIC with itself may be only rounding.
 
+    CKA divides by the root of this HSIC.
+
     Args:
         hsics: The HSICs of all layers, by pair of models.
         rounding: For each model that is compared with itself, a bound of the rounding error of the
             HSIC of each of its layers with itself.
         layers: The distinct layers of all models, whose names errors use.
         model_pairs: Which of these layers each model has.
-        message: What the error says of the layer.
+        message: What the error says that the layer has, before "or too little for" its dtype.
     """
     for model, rounding_of_layers in rounding.items():
         hsic_with_itself = hsics[model, model].diagonal()

@@ -11,8 +11,8 @@ tensors elsewhere.
 | other numbers | numeric |
 
 Whole numbers are never taken for continuous, as they may be codes, counts or identities. An array
-or a tensor says of no column what its numbers stand for: there, other numbers than continuous ones
-are nominal.
+or a tensor does not say what the numbers of a column mean, so in it all numbers that are not
+continuous are nominal.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def kind_of(column: pd.Series) -> str:
 
 
 def _as_floats(column: pd.Series) -> np.ndarray:
-    """Return numbers as float64; those beyond its range are infinite, as those of NumPy are."""
+    """Return numbers as float64; those beyond its range become infinite, as in NumPy."""
     try:
         return column.to_numpy(float)
     except OverflowError:  # a whole number of Python, which may have any number of digits
@@ -465,7 +465,7 @@ def _array_of_tensor(X: Tensor) -> np.ndarray:
         ValueError: A table of int64 has numbers that float64 cannot hold, beyond 2^53.
     """
     values = tensor_of(X.detach(), Shaped, "X").cpu()
-    if values.dtype == torch.int64 and values.ndim == 2:
+    if values.dtype == torch.int64 and values.ndim == 2:  # other shapes are refused later
         _refuse_inexact_numbers(pd.DataFrame(values.numpy()))
     return values.double().numpy()
 
@@ -631,8 +631,7 @@ def _checked_levels(column: pd.Series, levels: Sequence[Level], label: str) -> t
         label: What errors call the feature.
 
     Raises:
-        ValueError: They are no list of different levels, or a value of the column is not one of
-            them.
+        ValueError: `levels` is not a list of different levels, or lacks a value of the column.
     """
     check_levels(levels, f"kinds of feature {label}")
     plain_levels = tuple(map(_plain_level, levels))
@@ -674,7 +673,7 @@ def _read_numbers(column: pd.Series, kind: str, label: str) -> Float[Tensor, " n
         for value in column:
             if isinstance(value, int) and abs(value) > EXACT:
                 raise _beyond_floats(label)
-    try:
+    try:  # missing values of any kind, such as pd.NA, as None
         numbers = pd.to_numeric(column.astype(object).where(column.notna(), None))
     except (ValueError, TypeError) as error:
         raise ValueError(

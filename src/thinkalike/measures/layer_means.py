@@ -96,6 +96,7 @@ class LayerMeans(Accumulator):
     ):
         """Store the settings, and refuse "token" for a measure that compares all rows.
 
+        `conditional_on` is "token" if rows are compared within groups of one token, or "none".
         `permutations` is how often documents are permuted for a null; 0 is no null.
         `averages_ratios` is whether a ratio, such as CKA, is averaged over batches; otherwise its
         numerators and denominators are.
@@ -115,7 +116,7 @@ class LayerMeans(Accumulator):
         self,
         batch: Batch,
         metrics: Sequence[LayerMeans] = (),
-        sides: Sequence[Pair] = ((0, 1),),
+        pairs_of_metrics: Sequence[Pair] = ((0, 1),),
     ) -> None:
         """Compare the layers of several models in one batch, and add the results to their metrics.
 
@@ -126,20 +127,23 @@ class LayerMeans(Accumulator):
             batch: The states of the models for the same tokens.
             metrics: One metric for each pair of models, with the same measure and settings as this
                 one; by default this one alone.
-            sides: For each metric, the indices in `batch.states` of its source and of its target.
+            pairs_of_metrics: For each metric, the indices in `batch.states` of its source and its
+                target.
 
         Raises:
             ValueError: See `update`.
         """
         metrics = metrics or [self]
-        for metric, (source, target) in zip(metrics, sides, strict=True):
+        for metric, (source, target) in zip(metrics, pairs_of_metrics, strict=True):
             metric.check(batch.states[source], batch.states[target], batch.groups)
 
         # Several models may have the same layers, which are compared once.
-        rows, layers_of_model = batch.rows(sides, self.measure.flatten)
+        rows, layers_of_model = batch.rows(pairs_of_metrics, self.measure.flatten)
         models = list(dict.fromkeys(layers_of_model.values()))
         index_of_model = {model: models.index(layers) for model, layers in layers_of_model.items()}
-        pairs = [(index_of_model[source], index_of_model[target]) for source, target in sides]
+        pairs = [
+            (index_of_model[source], index_of_model[target]) for source, target in pairs_of_metrics
+        ]
         with_themselves = [(model, model) for pair in pairs for model in pair]
         model_pairs = ModelPairs(models, list(dict.fromkeys([*with_themselves, *pairs])))
 
@@ -163,7 +167,7 @@ class LayerMeans(Accumulator):
             if batch.number % BATCHES_PER_BIAS == 0 and depends_on_row_count:
                 biases = bias_of_documents(self.measure, layers, rows, model_pairs, values)
 
-        for metric, (source, target), pair in zip(metrics, sides, pairs, strict=True):
+        for metric, (source, target), pair in zip(metrics, pairs_of_metrics, pairs, strict=True):
             layers_of_pair = (*layers_of_model[source], *layers_of_model[target])
             states = {"values": _joint_matrices(values, pair)}
             if groups:
@@ -305,6 +309,7 @@ class LayerMeans(Accumulator):
         """
         states = self.gathered()
         values = self.mean_values(states)  # (r, l + m, l + m): of every two layers of both models
+        # The estimate is the value of all rows, less its bias if that is known.
         estimate = self._estimate(values, states).value
         joint = torch.cat([estimate[None], values[1:]])
         return joint[:, : self.source_layers, self.source_layers :]
@@ -381,7 +386,11 @@ class LayerMeans(Accumulator):
 
     @property
     def fewest_effective(self) -> int:
-        """How many documents of equal length the documents must be worth for an interval."""
+        """How many documents of equal length the documents must be worth for an interval.
+
+        The value of a measure that is no ratio may depend on the number of rows, so that leaving
+        out documents shifts it. Then more documents are needed.
+        """
         if self.measure.is_ratio:
             return FEWEST_GROUPS
         return FEWEST_GROUPS_IF_BIASED

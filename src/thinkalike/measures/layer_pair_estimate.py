@@ -51,7 +51,7 @@ class LayerPairEstimate(Estimate):
             interval.
         within_source, within_target: The values within each model, (l, l) and (m, m); None where
             they are not measured.
-        rows_used: The share of the rows that stood in groups of one token, where rows are compared
+        rows_used: The share of the rows that were in groups of one token, where rows are compared
             within such groups.
         chance: The null by permutations; None without any.
     """
@@ -136,7 +136,9 @@ class LayerPairEstimate(Estimate):
 
 
 def sizes_of_documents(documents: Int[Tensor, " n"]) -> SizesOfDocuments:
-    """Return how many rows, documents, and documents of equal length ("effective") there are.
+    """Return how many rows and documents there are, and their effective number.
+
+    "effective" is how many documents of equal length would tell as much.
 
     Args:
         documents: The number of the document of each row.

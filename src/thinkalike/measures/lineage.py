@@ -278,6 +278,9 @@ def _test_of_positions(matching: Matching, compared: int, units: int) -> UnitTes
 def log_tail_of_positions(count: int, matched: int, units: int) -> float:
     """Return log P(at least `count` of `matched` pairs are in place) for a random order of units.
 
+    Units of two blocks are matched in pairs. A pair is in place if both units have the same
+    position in their block.
+
     With c the count and S_j = C(m, j) (n - j)! / n! the expected number of sets of j pairs that
     are in place, P is the alternating sum over j ≥ c of (-1)^(j - c) C(j - 1, c - 1) S_j. Each
     term is smaller than the one before, so the sum is computed relative to its first term, S_c.
@@ -318,12 +321,12 @@ def _test_of_order(matching: Matching, compared: int) -> UnitTest:
         compared: How many units could have been matched.
     """
     matched = len(matching.source)
-    target = matching.target.tolist()
+    target = matching.target.tolist()  # in the order of the source units
     inversions = inversions_of(target)
     return UnitTest(
         compared=compared,
         matched=matched,
-        in_place=longest_increasing(target),
+        in_place=longest_increasing(target),  # the most matched pairs in the same order
         by="order",
         log_p=log_tail_of_inversions(inversions, matched),
         log_p_of_more=log_tail_of_inversions(inversions - 1, matched),  # more in order

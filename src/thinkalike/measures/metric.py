@@ -107,7 +107,7 @@ class CKAResult(LayerPairEstimate):
         return int((self.with_bias.diagonal().abs() > 1).sum())
 
     def distance(self) -> Estimate:
-        """Return the `arc_length` of the CKA of corresponding layers, in radians.
+        """Return the distance √Σ arccos²(CKA) over the pairs of layers i and i, in radians.
 
         Raises:
             ValueError: The models have different numbers of layers.
@@ -203,9 +203,10 @@ class CKA(LayerMeans):
     ):
         """Check the choices, and make a metric of means over batches with CKA as its measure.
 
-        `aggregate` is "ratio_of_means" or "mean_of_ratios" of the batches, `flatten` what a row is
-        ("token", "sample" or "mean" of a sequence), and `permutations` how often documents are
-        permuted for a null.
+        `estimator` is "unbiased" or "biased", `kernel` "linear" or "rbf", `aggregate`
+        "ratio_of_means" or "mean_of_ratios" of the batches, and `flatten` what a row is ("token",
+        "sample" or "mean" of a sequence). `conditional_on` is "token" if rows are compared within
+        groups of one token, and `permutations` how often documents are permuted for a null.
         """
         check_choice("aggregate", aggregate, AGGREGATES)
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
@@ -231,11 +232,13 @@ class CKA(LayerMeans):
         """Return the CKA of all batches so far, of all processes, with intervals."""
         states = self.gathered()
         depth = self.source_layers
-        # "values" (batches, 1 + parts, l + m, l + m) and the means over batches have the values of
-        # all rows first, and then those without each part of the documents. Of the values of every
-        # two layers, the upper right are across the models.
+        # The HSICs of every two layers, (batches, 1 + parts, l + m, l + m): of all rows first, and
+        # then without each part of the documents.
         hsics_of_batches = states["values"][:, 0]
-        without_parts = self.mean_values(states)[1:, :depth, depth:]
+        # CKA in the same order, (1 + parts, l + m, l + m), of which the upper right block is
+        # across the models.
+        ckas = self.mean_values(states)
+        without_parts = ckas[1:, :depth, depth:]
         return CKAResult(
             **self.estimate_arguments(states),
             leverages=states["leverages"].amax(0),

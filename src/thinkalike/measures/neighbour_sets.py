@@ -44,9 +44,9 @@ def second_order_cosine(
 
     It is 1/n Σᵢ cos(s_X(i), s_Y(i)), where s_X(i) are the cosine similarities in X of row i with
     its k nearest neighbours in X and those in Y, and s_Y(i) the same in Y (Hamilton et al. 2016).
-    The code of ReSi has cosine *distances* in their place. Similarities are mostly above 0, so the
-    value by chance is far above 0 where states share a direction: compare it with its null. It has
-    no gradient.
+    The code of the ReSi benchmark has cosine *distances* in their place. Similarities are mostly
+    above 0, so the value by chance is far above 0 where states share a direction: compare it with
+    its null. It has no gradient.
     """
     return SecondOrderCosine(k).of(X, Y)
 

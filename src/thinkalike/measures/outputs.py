@@ -104,19 +104,21 @@ def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
         ValueError: The vocabularies differ, a logit is NaN or +∞, or all of a row are -∞.
     """
     _check_same_vocabulary(source, target)
-    first = source.values
-    n, width = first.shape
+    source_logits = source.values
+    n, width = source_logits.shape
     if source is target:  # exactly 0, without the rounding of the formula
-        _refuse_flawed(first.amax(1), source.name)
-        return first.new_zeros(n, dtype=torch.float64)
+        _refuse_flawed(source_logits.amax(1), source.name)
+        return source_logits.new_zeros(n, dtype=torch.float64)
 
     logits_at_once = AT_ONCE
-    if first.is_cuda:
+    if source_logits.is_cuda:
         logits_at_once = AT_ONCE_ON_GPU
     rows_at_once = max(min(n, logits_at_once // width), 1)
-    buffers = first.new_empty(5, rows_at_once, width)  # for log P, log Q, P, Q and M
+    buffers = source_logits.new_empty(5, rows_at_once, width)  # for log P, log Q, P, Q and M
     sums_of_strips = []
-    for x, y in zip(first.split(rows_at_once), target.values.split(rows_at_once), strict=True):
+    strips_of_source = source_logits.split(rows_at_once)
+    strips_of_target = target.values.split(rows_at_once)
+    for x, y in zip(strips_of_source, strips_of_target, strict=True):
         sums_of_strips.append(_divergence_sums(x, y, buffers[:, : len(x)]))
     joined = [torch.cat(values).double() for values in zip(*sums_of_strips, strict=True)]
     sums = _DivergenceSums(*joined)  # of all rows

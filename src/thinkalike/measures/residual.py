@@ -67,12 +67,12 @@ class ResidualStates:
 
     Attributes:
         rows: Which rows are compared, in the order of all that is returned: those whose word
-            stands `FEWEST_REPETITIONS` times within their fold.
+            occurs at least `FEWEST_REPETITIONS` times within their fold.
         documents: The number of the document of each of these.
         covariate_count: How many covariates each row has.
 
     Raises:
-        ValueError: In some fold, no word stands twice.
+        ValueError: In some fold, no word occurs twice.
 
     >>> words = torch.arange(200) % 20
     >>> documents = torch.arange(200) // 20
@@ -107,9 +107,10 @@ class ResidualStates:
         rows_of_folds = []
         for fold in range(FOLDS):
             rows = (is_compared & (folds == fold)).nonzero()[:, 0]
+            # Words with fewer than `FEWEST_REPETITIONS` rows in the fold are in no group.
             groups_of_words = RowGroups.of(words[rows], FEWEST_REPETITIONS)
             self._folds.append((rows, groups_of_words))
-            rows_of_folds.append(rows[groups_of_words.order])  # without words that are too rare
+            rows_of_folds.append(rows[groups_of_words.order])
         self.rows: Int[Tensor, " kept"] = torch.cat(rows_of_folds)
         self.documents: Int[Tensor, " kept"] = documents[self.rows]
 

@@ -167,11 +167,11 @@ class Predictor:
         self._folds = [self._fold_states(fold) for fold in range(FOLDS)]
 
     def _fold_states(self, fold: int) -> _FoldStates:
-        """Return the predicting states of one fold, as its maps read them.
+        """Return the states of the rows in one fold, in the form from which they predict.
 
-        The maps of a fold are fitted on the rows outside of it. The mean and the eigenbasis of the
-        scatter matrix are of these rows. The k rows inside are centred by that mean and expressed
-        in that basis; `products` are their products.
+        The maps of a fold are fitted on the rows outside of it, and applied to the k rows inside.
+        Those are centred by the mean of the rows outside, and expressed in the eigenbasis of
+        their scatter matrix. `products` are sums of products of the resulting states.
         """
         is_inside = (fold_of(self.documents) == fold).to(self.states.device)
         rows = is_inside.nonzero()[:, 0]
@@ -245,7 +245,7 @@ class Predictor:
             yield _FoldResiduals(fold.rows, fit.deviations - predicted_deviations, fit.deviations)
 
     def _fits(self, y: Float[Tensor, "n e"]) -> list[_FoldFit]:
-        """Return for each fold the products of its ridge regressions, and what each penalty gains.
+        """Return what each fold needs for the ridge regression of y, and what each penalty gains.
 
         The maps for a fold are fitted on the rows outside of it. The gain of a penalty is by how
         much the map's squared error on the rows inside is below that of the mean outside.

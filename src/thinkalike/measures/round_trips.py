@@ -74,7 +74,8 @@ def _ridge_map(statistics: PairStatistics, ridge: float) -> AffineMap:
 
     Args:
         statistics: The statistics of the rows to fit on.
-        ridge: The penalty, as a share of Σ (x - x̄)² over the rows, mean over the dimensions of x.
+        ridge: The penalty, as a multiple of the sum of (x - x̄)² over the rows, averaged over the
+            dimensions of x.
     """
     mean_square_sum = float(statistics.xx.diagonal().mean())
     return least_squares_of(statistics, ridge * mean_square_sum)

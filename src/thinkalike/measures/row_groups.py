@@ -149,8 +149,8 @@ class RowGroups:
 
         With positions these are the residuals of a least-squares regression on the indicators of
         groups and of positions. By the theorem of Frisch, Waugh and Lovell, the means of groups
-        are first subtracted from rows and from the indicators of positions, and then the former
-        are regressed on the latter. Where nothing but rounding remains of a row, as where the
+        are first subtracted from rows and from the indicators of positions, and then the rows are
+        regressed on the indicators. Where nothing but rounding remains of a row, as where the
         token alone decides the state, it is set to 0.
 
         Args:
@@ -173,13 +173,13 @@ class RowGroups:
             coefficients = (effects.inverse @ sums.double()).to(dtype)  # (p, d), of positions
             residuals = self._centre(residuals.sub_(coefficients[effects.indices]))
 
-        spread = residuals.square().sum(1, keepdim=True)
+        squared_distance = residuals.square().sum(1, keepdim=True)
         means = ordered_rows.sub_(residuals)  # what was subtracted from each row
-        offset = means.square().sum(1, keepdim=True)
+        squared_mean = means.square().sum(1, keepdim=True)
         # Without positions the digits of the rows decide what is rounding. The pseudo-inverse
         # loses some of these, so with positions only float32's count.
         precision = common_dtype([rows]) if positions is None else torch.float32
-        return residuals.masked_fill_(all_alike(spread, offset, precision), 0)
+        return residuals.masked_fill_(all_alike(squared_distance, squared_mean, precision), 0)
 
     def _position_effects(self, positions: Int[Tensor, " n"]) -> _PositionEffects:
         """Return what a regression of rows on the indicators of their positions needs.

@@ -15,7 +15,7 @@ SECOND_FACTOR = 0x94D049BB133111EB - 2**64
 def splitmix(codes: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
     """Return a hash of each 64-bit code, whose bits all depend on all bits of the code.
 
-    It is the finaliser of splitmix64.
+    It is the finaliser of splitmix64. Products wrap around modulo 2^64.
     """
     codes = (codes ^ shift_right(codes, 30)) * FIRST_FACTOR
     codes = (codes ^ shift_right(codes, 27)) * SECOND_FACTOR

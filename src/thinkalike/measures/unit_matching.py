@@ -32,9 +32,10 @@ def soft_matching(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Ten
 def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
     """Return how d units are matched with e units in shares: the P ≥ 0 of greatest Σᵢⱼ Pᵢⱼ sᵢⱼ.
 
-    Its rows sum to 1/d and its columns to 1/e, so that for d = e it is a permutation over d. If d
-    and e have a common multiple of at most `MOST_COPIES`, copies of units are assigned to each
-    other; else a linear program finds P, which takes minutes for some hundred units.
+    Its rows sum to 1/d and its columns to 1/e, so that for d = e it is a permutation matrix
+    divided by d. If d and e have a common multiple of at most `MOST_COPIES`, copies of units are
+    assigned to each other; else a linear program finds P, which takes minutes for some hundred
+    units.
 
     Args:
         likeness: s, how similar each of d units is to each of e units.
@@ -108,7 +109,10 @@ class SoftMatching(LayerMeasure[Tensor]):
     def compare(
         self, first: Float[Tensor, "n d"], second: Float[Tensor, "n e"]
     ) -> Float[Tensor, ""]:
-        """Return the mean correlation of the units of two layers, matched as well as possible."""
+        """Return the mean correlation of the units of two layers, matched as well as possible.
+
+        Columns are units, centred and of norm 1, so that their inner products are correlations.
+        """
         correlations = first.T @ second
         plan = transport_plan(correlations)  # its entries add up to 1
         return (plan * correlations).sum()

@@ -14,7 +14,7 @@ from thinkalike.measures.splitmix import random_codes
 
 def signed_similarities(
     similarities: Sequence[Sequence[Float[Tensor, "_ _ _"]]],
-    sides: tuple[Sequence[int], Sequence[int]],
+    compared_layers: tuple[Sequence[int], Sequence[int]],
     documents: Sequence[Int[Tensor, "_ _"]],
     permutations: int,
 ) -> Float[Tensor, "a l m"]:
@@ -25,25 +25,26 @@ def signed_similarities(
     two rows have on average. If it were due to chance alone, so would be Σ s_i s_j K_ij L_ij, with
     a random sign s_i for the document of row i: this is the wild bootstrap of a degenerate
     U-statistic over documents (Dehling & Mikosch 1994; for HSIC Chwialkowski et al. 2014).
-    Centring reduces the variance of signed sums, for which they are scaled up.
+    Centring reduces the variance of signed sums, so they are scaled up.
 
     Args:
         similarities: For each layer and each size of groups, the similarities (g, s, s) of the s
             rows of each of g groups.
-        sides: The indices of the l source layers and of the m target layers.
+        compared_layers: The indices of the l source layers and of the m target layers.
         documents: For each size of groups, the document (g, s) of each row.
         permutations: How often signs are drawn.
 
     Returns:
         The correlation and then those with random signs, (1 + permutations, l, m).
     """
-    source_layers, target_layers = sides
+    source_layers, target_layers = compared_layers
     totals = torch.zeros(
         permutations + 1, len(source_layers), len(target_layers), dtype=torch.float64
     )
     squares = torch.zeros(len(similarities), dtype=torch.float64)
-    for size_index, owners in enumerate(documents):
-        is_between = (owners[:, :, None] != owners[:, None, :]).double()  # (g, s, s)
+    for size_index, document_of in enumerate(documents):  # of each row, (g, s)
+        # 1 for two rows of different documents, else 0, (g, s, s)
+        is_between = (document_of[:, :, None] != document_of[:, None, :]).double()
         # The row effects a solve Σ_j (K_ij - a_i - a_j) = 0 over the rows j of other documents.
         system = is_between.sum(2).diag_embed() + is_between
         inverse = torch.linalg.pinv(system, hermitian=True)
@@ -53,8 +54,9 @@ def signed_similarities(
         ]
         squares += torch.stack([similarity.square().sum() for similarity in centred]).cpu()
 
-        draws = [1 - 2 * (random_codes(owners, seed) & 1) for seed in range(permutations)]
-        signs = torch.stack([torch.ones_like(owners), *draws], -1).double()  # (g, s, 1 + p)
+        # 1, and then for each draw 1 or -1, which all rows of a document share, (g, s, 1 + p)
+        draws = [1 - 2 * (random_codes(document_of, seed) & 1) for seed in range(permutations)]
+        signs = torch.stack([torch.ones_like(document_of), *draws], -1).double()
         scales = _scales_of_signed_sums(is_between, permutations)  # (g, 1 + p)
         for i, j in product(range(len(source_layers)), range(len(target_layers))):
             terms = centred[source_layers[i]] * centred[target_layers[j]]  # K_ij L_ij
@@ -67,11 +69,12 @@ def signed_similarities(
 def _scales_of_signed_sums(
     is_between: Float[Tensor, "g s s"], permutations: int
 ) -> Float[Tensor, "g a"]:
-    """Return the factors by which the signed sums of each group are multiplied.
+    """Return the factors by which each group's signed sums Σ s_i s_j K_ij L_ij are multiplied.
 
-    Centring takes a share 2 / (n - 1) of their variance in a group of n documents, and the factor
-    √((n - 1) / (n - 3)) restores it. It is 1 for n ≤ 3, and for the sum without random signs,
-    which comes first.
+    K and L are similarities of rows in two layers, less what each row has on average, and s_i the
+    random sign of the document of row i. Subtracting the means takes a share 2 / (n - 1) of the
+    variance of these sums in a group of n documents, and the factor √((n - 1) / (n - 3)) restores
+    it. It is 1 for n ≤ 3, and for the sum without random signs, which comes first.
 
     Args:
         is_between: 1 for two rows of different documents, else 0, for g groups of s rows.

@@ -115,16 +115,18 @@ def _unit_vectors(
 ) -> Float[Tensor, "k q"]:
     """Return vectors of norm 1 whose inner products are the similarities by a comparator.
 
-    For Spearman's ρ, for instance, they are centred ranks. A vector that is constant, or zero
-    under cosines, becomes NaN.
+    For Spearman's ρ, for instance, they are centred ranks. They have an entry for each of the q
+    pairs that are drawn, or for the whitened comparators "corr_cov" and "cosine_cov", for each
+    entry of a matrix of the drawn stimuli. A vector that is constant, or zero under cosines,
+    becomes NaN.
 
     Args:
         vectors: k vectors of p squared distances. For a comparator of ranks these are levels
             instead: whole numbers in the order of the distances, equal for equal ones.
-        comparator: Any comparator but tau_a.
+        comparator: How vectors are compared: any of `COMPARATORS` but tau_a.
         counts: How often each of the n stimuli is drawn in a resample.
     """
-    weights = pair_counts(counts)
+    weights = pair_counts(counts)  # how often each pair is drawn
     if comparator in CENTRED_COMPARATORS:
         means = vectors @ weights / weights.sum()
         vectors = vectors - means[:, None]
@@ -150,7 +152,7 @@ def stimulus_count_of(pairs: int, name: str = "vectors") -> int:
     Raises:
         ValueError: No n ≥ 3 has so many pairs.
     """
-    n = (1 + isqrt(1 + 8 * pairs)) // 2
+    n = (1 + isqrt(1 + 8 * pairs)) // 2  # solves n (n - 1) / 2 = pairs, if n is whole
     if n * (n - 1) // 2 != pairs or n < 3:
         raise ValueError(
             f"{name}: {pairs} distances are not those of all pairs of three stimuli or more"

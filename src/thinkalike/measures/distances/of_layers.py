@@ -285,9 +285,14 @@ class TokenRSA(LayerMeasure[_Ranks]):
     def compare_all(
         self, layers: Sequence[_Ranks], model_pairs: ModelPairs
     ) -> dict[Pair, Float[Tensor, "l m"]]:
-        """Return Spearman's ρ of distances of each of l layers with each of m, by pair of models.
+        """Return Spearman's ρ of the row distances in two layers, for l layers with each of m.
 
-        It is the inner product of centred ranks over the product of their norms.
+        It is the inner product of the centred ranks of the distances over the product of their
+        norms. The ranks are doubled, which makes them whole numbers and cancels in the ratio.
+
+        Args:
+            layers: The doubled centred ranks, and their norm, in each of the distinct layers.
+            model_pairs: Which of these layers each model has, and which models are compared.
         """
         norms = model_pairs.by_model([layer.norm for layer in layers])
         products_of_ranks = products(

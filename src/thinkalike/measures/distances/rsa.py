@@ -184,10 +184,10 @@ def mantel(
     n = stimulus_count_of(vectors.shape[1])
     device = vectors.device
     value = compare(vectors, other_vectors, comparator)
-    owners = torch.arange(n, device=device)
+    group_of = torch.arange(n, device=device)
     if groups is not None:
         check_groups(groups, n)
-        owners = groups.to(device)
+        group_of = groups.to(device)
         group_count = len(groups.unique())
         if group_count < FEWEST_GROUPS:
             warnings.warn(
@@ -206,22 +206,22 @@ def mantel(
         other_vectors = other_ranks
         comparator = "corr"
 
-    stimuli = balanced_rows(owners).flatten().sort().values
-    owners = owners[stimuli]
+    stimuli = balanced_rows(group_of).flatten().sort().values
+    group_of = group_of[stimuli]
     pair_index = _position_of_each_pair(n, device)[stimuli][:, stimuli]
     rows, columns = torch.triu_indices(len(stimuli), len(stimuli), 1, device=device)
     pairs = pair_index[rows, columns]
 
     # Pairs within a group get the mean of the others, which adds a constant to all products.
     vectors = vectors[:, pairs]
-    is_within = owners[rows] == owners[columns]
+    is_within = group_of[rows] == group_of[columns]
     mean_between = vectors[:, ~is_within].double().mean(1, keepdim=True)
     vectors = vectors.where(~is_within, mean_between)
     between = compare(vectors, other_vectors[:, pairs], comparator)
     reached = torch.ones_like(between)
     largest_reached = torch.ones_like(between)
     for number in counted(range(permutations), "permutation"):
-        order = permuted_rows(owners, seed * permutations + number)
+        order = permuted_rows(group_of, seed * permutations + number)
         permuted_pairs = pair_index[order[rows], order[columns]]
         permuted = compare(vectors, other_vectors[:, permuted_pairs], comparator)
         # A permutation that only exchanges equal distances reaches the value but for rounding.

@@ -81,7 +81,10 @@ class DifferentiableMLEM(nn.Module):
 
     @takes_arrays
     def forward(self, differences: Float[Tensor, "p f"]) -> Float[Tensor, " p"]:
-        """Return the predicted squared distances b + Δᵀ W Δ of p pairs, given their Δ."""
+        """Return the predicted squared distances b + Δᵀ W Δ of p pairs, given their Δ.
+
+        W is R Rᵀ, with R the parameter `root`, which is a vector if R is diagonal.
+        """
         if self.root.dim() == 1:
             return self.intercept + differences.square() @ self.root.square()
         return self.intercept + (differences @ self.root).square().sum(-1)
@@ -141,7 +144,7 @@ def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]
     x = x - x.mean()
     y = y - y.mean()
     norm: Tensor = x.norm() * y.norm()
-    if not norm > 0:
+    if not norm > 0:  # 0 or NaN
         raise ValueError(f"{len(x)} predictions or distances are all equal, or not finite")
     return x @ y / norm
 

@@ -138,7 +138,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         Args:
             weights: "diagonal", or "full" with a weight of every two features.
             distance: The distance of two states, such as "euclidean".
-            alpha: One ridge, or several, of which `fit` chooses.
+            alpha: One ridge, or several, from which `fit` chooses.
             kinds: The kind of features, such as "nominal"; "auto": as their values imply.
             difference: How two values of a feature differ: "indicator", "scaled" or "levels".
             missing: What a missing value is: "own_level", "ignore", "drop" or "error".
@@ -209,7 +209,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         check_is_fitted(self, "encoder_")
         fitted = self._fitted
         values, levels = self.encoder_.columns.read(X, fitted.weights.device)
-        values = values[complete_rows(values, self.missing == "drop")]
+        values = values[complete_rows(values, drop=self.missing == "drop")]
         if self.unknown == "error":
             self.encoder_.refuse_new(values, levels)
         features = self.encoder_.encode_values(values)
@@ -225,7 +225,9 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def score(self, X: object, Y: object) -> float | Float[Tensor, " l"]:
         """Return Spearman's ρ of predicted and neural distances over all pairs.
 
-        It is a number if Y is one layer, else a tensor with the ρ of each layer.
+        It is a number if Y is one layer, else a tensor with the ρ of each layer. A level that the
+        fit did not see is refused under unknown="error", and under "new" equally far from all
+        others.
 
         Args:
             X, Y: The features and the states of stimuli, as in `fit`; Y has as many layers.
@@ -245,14 +247,15 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
                 f"{len(pairs.layers)} layers, but the model was fitted on {len(fitted.weights)}"
             )
         differences = pairs.differences(self.encoder_.encode_values(table.values))
+        # `score` takes several variants of the differences; here there is one.
         scores = pairs.score([differences], fitted.terms, fitted.weights)[0]
-        is_constant = scores.isnan()
+        is_constant = scores.isnan()  # Spearman's ρ of a constant prediction
         if is_constant.any():
             layer = int(is_constant.nonzero()[0])
             raise ValueError(
                 f"the prediction of layer {layer} is constant: no feature explains its distances"
             )
-        if table.single:
+        if table.single:  # Y is one layer
             return float(scores[0])
         return scores
 
@@ -298,7 +301,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
                 f"X has {len(values)} stimuli: give two or more, as distances are of pairs"
             )
 
-        rows = complete_rows(values, self.missing == "drop")
+        rows = complete_rows(values, drop=self.missing == "drop")
         distances = []
         for index, layer in enumerate(states):
             distances.append(NeuralDistances.of(layer, self.distance, f"layer {index}"))
@@ -311,17 +314,19 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
                 chosen_pairs=pairs.pair_indices,
                 squared_distances=pairs.squared_distances(),
             )
-        owners = None
+        groups_of_rows = None
         if groups is not None:
-            owners = tensor_of(groups, Int, "groups")
-            check_groups(owners, len(values))
-            owners = owners.to(rows.device)[rows]
-        return StimulusTable(values[rows], levels, columns, pairs, owners, is_single)
+            group_of_stimulus = tensor_of(groups, Int, "groups")
+            check_groups(group_of_stimulus, len(values))
+            groups_of_rows = group_of_stimulus.to(rows.device)[rows]
+        return StimulusTable(values[rows], levels, columns, pairs, groups_of_rows, is_single)
 
     def divide(self, pairs: StimulusPairs, groups: Tensor | None) -> Division:
-        """Return the inner folds of the training stimuli or pairs, by which alpha is chosen.
+        """Return the inner folds of the training data, and the pairs of each, which choose alpha.
 
-        If there is one alpha, there is a single fold, and no pairs to score.
+        Each alpha is scored on the pairs of each fold. If there is only one alpha, there is a
+        single fold, and no pairs are scored. Folds divide the training stimuli or, if some pairs
+        of them were chosen, these pairs.
 
         Args:
             pairs: The pairs of the training stimuli, which are divided.
@@ -343,13 +348,15 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def folds_of(
         self, pairs: StimulusPairs, folds: int, seed: int, groups: Tensor | None
     ) -> Int[Tensor, " n"]:
-        """Return the fold, from 0, of each stimulus, or of each pair under recipe="paper".
+        """Return the fold, from 0, of each stimulus, or of each pair of stimuli.
+
+        Folds divide pairs only under recipe="paper", and stimuli otherwise.
 
         Args:
             pairs: The pairs of stimuli.
             folds: How many folds there are.
             seed: The seed of the random folds.
-            groups: The group of each stimulus, none of which is in two folds.
+            groups: The group of each stimulus. A group is never split between two folds.
 
         Raises:
             ValueError: A fold has too few distances to rank.
@@ -359,17 +366,18 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         if pairs.folds_divide_pairs:
             unit = "pairs"
             fewest = FEWEST_PAIRS_PER_FOLD
-        most_folds = len(pairs) // fewest
+        unit_count = len(pairs)  # how many stimuli or pairs are divided
+        most_folds = unit_count // fewest
         if most_folds < 2:
             raise ValueError(
-                f"{len(pairs)} {unit} are too few for two folds: give {2 * fewest} or more"
+                f"{unit_count} {unit} are too few for two folds: give {2 * fewest} or more"
             )
         if folds > most_folds:
             raise ValueError(
                 f"folds={folds} leaves a fold with fewer than {fewest} {unit}: "
                 f"choose at most {most_folds}"
             )
-        fold_of = stimulus_folds(len(pairs), folds, seed, groups)
+        fold_of = stimulus_folds(unit_count, folds, seed, groups)
         smallest = int(fold_of.bincount().min())
         if smallest < fewest:
             raise ValueError(
@@ -506,8 +514,8 @@ class StimulusTable(NamedTuple):
 
     Attributes:
         values: The features as numbers, NaN where a value is missing.
-        levels: For each feature the levels that its numbers stand for; None where numbers are
-            themselves.
+        levels: For each feature the levels that its numbers stand for; None where the
+            numbers are the values.
         columns: How the table was read.
         stimulus_pairs: The pairs of the stimuli, with their neural distances.
         groups: The group of each stimulus; None if each is its own.
@@ -524,10 +532,10 @@ class StimulusTable(NamedTuple):
 
 def complete_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:
     """Return the indices of the rows that lack no value; if `drop` is False, of all rows."""
-    is_returned = ~values.isnan().any(1)
     if not drop:
-        is_returned = torch.ones_like(is_returned)
-    return is_returned.nonzero()[:, 0]
+        return torch.arange(len(values), device=values.device)
+    is_complete = ~values.isnan().any(1)
+    return is_complete.nonzero()[:, 0]
 
 
 class LevelWeights(NamedTuple):

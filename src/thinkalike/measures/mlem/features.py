@@ -354,7 +354,8 @@ class FeatureEncoder:
         """Return a level for each value of a feature: a number from 0, equal for equal values.
 
         If each pair of levels has a weight, a level must have the same number in each table: those
-        of the training stimuli come first, in rising order, and new ones after them.
+        of the training stimuli come first, in rising order, and new ones after them, where some
+        numbers may be missing.
 
         Args:
             feature: The index of the feature.
@@ -434,9 +435,11 @@ def is_level_pair(term: Term) -> bool:
 
 
 def is_all_level_pairs(term: Term) -> bool:
-    """Return whether a term stands for all pairs of levels of a feature f, as (f,) does.
+    """Return whether a term is (f,), which stands for all pairs of levels of a feature f.
 
-    Such terms come from `weight_slices`, which joins the terms (f, a, b) of all levels a and b.
+    Single terms of a model are (f, g), the product of the differences in two features, or
+    (f, a, b), the pair of the levels a and b of feature f. `weight_slices` joins all terms
+    (f, a, b) of a feature to (f,).
     """
     return len(term) == 1
 
@@ -632,8 +635,8 @@ def _pattern_numbers(differences: Sequence[Tensor]) -> Int[Tensor, " p"]:
         if column.is_floating_point():
             _, column = torch.unique(column, return_inverse=True)
         size = int(column.max()) + 1
-        if number_count * size >= GREATEST_CODE:  # numbers would overflow: renumber without gaps
-            number_count = len(numbers)
+        if number_count * size >= GREATEST_CODE:  # would overflow int64: renumber without gaps
+            number_count = len(numbers)  # at most one for each pair of stimuli
             _, numbers = torch.unique(numbers, return_inverse=True)
         numbers = numbers * size + column
         number_count *= size

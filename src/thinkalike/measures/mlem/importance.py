@@ -174,6 +174,7 @@ class Importance:
         drops = self.drops.mean((1, 2))  # over folds and permutations, (l, sets of features)
         feature_count = null.shape[-1]
         importance = drops[:, :feature_count]  # single features are the first sets
+        # A null draw that is below the importance by rounding alone reaches it as well.
         reaching = (null >= importance - DROP_ROUNDING).sum(0)
         p = (1 + reaching) / (1 + len(null))
         return p.where(~null.isnan().any(0), torch.nan)
@@ -289,8 +290,8 @@ def feature_importance(
             stacklevel=2,
         )
 
-    owners = torch.arange(n) if table.groups is None else table.groups
-    group_count = len(owners.unique())
+    group_of = torch.arange(n) if table.groups is None else table.groups
+    group_count = len(group_of.unique())
     if group_count < fewest_groups(folds):
         lacking = "intervals and p-values" if group_count < FEWEST_GROUPS else "intervals"
         warnings.warn(
@@ -302,7 +303,7 @@ def feature_importance(
         draws = torch.full((null, len(all_scores), f), torch.nan, dtype=all_scores.dtype)
         if group_count >= FEWEST_GROUPS:
             for number in counted(range(null), "null"):
-                order = regrouped(strata, owners, generator)
+                order = regrouped(strata, group_of, generator)
                 for feature in range(f):
                     importance = _importance_of_exchanged_feature(
                         model, table, held_out_folds, feature, order

@@ -176,9 +176,11 @@ def _entry_norms(terms: Sequence[Term]) -> Float[Tensor, " r"]:
 
 
 def _constant_terms(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[Tensor, " r"]:
-    """Return which of the r terms after the intercept have a constant feature.
+    """Return which of the r terms after the intercept contain a constant feature.
 
-    A feature is constant if its Δ is the same in all pairs of stimuli, up to rounding.
+    A feature is constant if its Δ, the difference of two stimuli in it, is the same in all pairs
+    of stimuli, up to rounding. A term (f, g) contains two features, a term (f, a, b), of two
+    levels, only f.
 
     Args:
         covariance: The covariance of these terms over the pairs.
@@ -187,9 +189,9 @@ def _constant_terms(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> 
     Raises:
         ValueError: Every feature has the same Δ in all pairs.
     """
-    # The Δ of a feature is the sum of the terms of this feature alone.
+    # The terms of a feature alone add up to its Δ², which is constant if Δ is.
     belongs_to_feature = features_by_term(terms).to(covariance)  # (f, r)
-    variances = (belongs_to_feature @ covariance @ belongs_to_feature.T).diagonal()  # of Δ
+    variances = (belongs_to_feature @ covariance @ belongs_to_feature.T).diagonal()  # of Δ²
     is_constant = variances <= VARIANCE_ROUNDING  # for each feature
     if is_constant.all():
         raise ValueError(
@@ -211,8 +213,10 @@ def _weights_by_alpha(
 ) -> Float[Tensor, "a s l r"]:
     """Return the weights of terms for each of a ridges, on each of s sets of pairs, for l layers.
 
-    The terms are W_ff and, for a full W, W_fg. Models with weights of pairs of levels are solved
-    by `level_path`.
+    The model predicts the squared distance of two stimuli as b + Δᵀ W Δ, with Δ_f their
+    difference in feature f. Its terms are W_ff, which are at least 0, and for a full W, which is
+    positive semidefinite, also W_fg. Models with weights of pairs of levels are solved by
+    `level_path` instead.
 
     Args:
         sums: Sums of products over the pairs of stimuli of each set: each term times each term,
@@ -348,9 +352,10 @@ def _nnls_of_layers(
 def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Tensor, "s r r"]:
     """Return the matrix R of the ridge penalty on weights of pairs of levels, for each of s sets.
 
-    The penalty is w'R w = Σ_f Σ_ab p_ab (w_ab - w̄_f)², with w̄_f = Σ p w / Σ p the mean weight of
-    feature f. So R = diag(p) - p p' / Σ p for the terms of a feature. A term of size p = 0, such
-    as that of a feature with one weight, is not penalised.
+    It draws the weights of a feature's pairs of levels towards their mean. The penalty is
+    w'R w = Σ_f Σ_ab p_ab (w_ab - w̄_f)², with w̄_f = Σ p w / Σ p the mean weight of feature f, so
+    R = diag(p) - p p' / Σ p for the terms of a feature. A term of size p = 0, such as that of a
+    feature with one weight, is not penalised.
 
     Args:
         sizes: p of each term (f, a, b): how many stimuli have the level a or b of feature f.
@@ -358,7 +363,7 @@ def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Ten
     """
     ridge = torch.diag_embed(sizes)
     for term, weight_slice in weight_slices(terms):
-        if is_all_level_pairs(term):
+        if is_all_level_pairs(term):  # other terms have one weight, of size 0
             sizes_of_feature = sizes[:, weight_slice]
             total = sizes_of_feature.sum(1).clamp(min=1)[:, None, None]
             products = sizes_of_feature[:, :, None] * sizes_of_feature[:, None]

@@ -66,10 +66,10 @@ def split_half_reference(
         raise ValueError("layers is empty: give the states of one layer or more")
     stimulus_count = len(layers[0])
     cell_of = cell_numbers(cells, "cells")
-    owners = torch.arange(stimulus_count)
+    group_of = torch.arange(stimulus_count)
     if groups is not None:
-        owners = tensor_of(groups, Int, "groups").cpu()
-    for name, numbers in {"cells": cell_of, "groups": owners}.items():
+        group_of = tensor_of(groups, Int, "groups").cpu()
+    for name, numbers in {"cells": cell_of, "groups": group_of}.items():
         if numbers.shape != (stimulus_count,):
             raise ValueError(
                 f"{name} has shape {tuple(numbers.shape)}: "
@@ -78,7 +78,7 @@ def split_half_reference(
 
     generator = seeded(seed)
     stimuli = torch.randperm(stimulus_count, generator=generator)[:MOST_STIMULI].sort().values
-    _, owners = owners[stimuli].unique(return_inverse=True)
+    _, group_of = group_of[stimuli].unique(return_inverse=True)
     _, cell_of = cell_of[stimuli].unique(return_inverse=True)
     distances = []
     for layer in layers:
@@ -86,8 +86,8 @@ def split_half_reference(
         distances.append(distances_of_layer.take(stimuli))
 
     # All stimuli, and those without each part of the groups in turn.
-    group_count = int(owners.max()) + 1
-    part_of = numbered_by_part(owners) % JACKKNIFE_PARTS
+    group_count = int(group_of.max()) + 1
+    part_of = numbered_by_part(group_of) % JACKKNIFE_PARTS
     part_count = min(JACKKNIFE_PARTS, group_count)
     without_parts = [part_of != part_number for part_number in range(part_count)]
     remaining = torch.stack([torch.ones_like(without_parts[0]), *without_parts])
@@ -95,7 +95,7 @@ def split_half_reference(
     references_of_divisions = []
     for _ in counted(range(splits), "division for split-half references"):
         half_of_group = torch.randperm(group_count, generator=generator) % 2
-        half = half_of_group[owners]
+        half = half_of_group[group_of]
         references_of_layers = [
             _references_of_layer(layer, cell_of, half, remaining) for layer in distances
         ]
@@ -106,7 +106,7 @@ def split_half_reference(
             reason = _why_no_reference(distances[index], cell_of)
             raise ValueError(f"layers[{index}]: {reason}")
 
-    _, group_sizes = owners.unique(return_counts=True)
+    _, group_sizes = group_of.unique(return_counts=True)
     effective_count = effective_number(group_sizes)
     if not has_interval(effective_count):
         unit = "stimuli" if groups is None else "groups"

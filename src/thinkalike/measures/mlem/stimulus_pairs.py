@@ -133,10 +133,11 @@ class StimulusPairs:
             features: The features of all stimuli of the table.
         """
         features_of_stimuli = features.take(self.stimuli)
+        feature_count = len(features.scaled)
         differences = []
-        for feature in range(len(features.scaled)):
-            matrix = features_of_stimuli.difference(feature)  # of all stimuli with all stimuli
-            differences.append(matrix.flatten()[self.pair_indices])
+        for feature in range(feature_count):
+            matrix = features_of_stimuli.difference(feature)  # (n, n), of every two stimuli
+            differences.append(matrix.flatten()[self.pair_indices])  # indices i n + j of pairs
         return differences
 
     def permuted(

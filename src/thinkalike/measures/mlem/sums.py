@@ -149,7 +149,7 @@ def sums_by_level(
     Args:
         features: The features of the stimuli.
         layers: Their squared Euclidean distances in each of l layers.
-        terms: The t terms, of which each is a product of indicators Δ_f of features.
+        terms: The t terms, each a product of indicators Δ_f of features.
         fold_of: The fold of each stimulus.
 
     Returns:
@@ -364,9 +364,9 @@ def level_counts(features: Features, fold_of: Int[Tensor, " n"]) -> list[Float[T
     """Return for each feature how many stimuli have each of its levels, in each of s sets.
 
     The sets are all stimuli and, if there are several folds, all but those of each fold. Only
-    features of which each pair of levels has a weight of its own have counts, (s, levels); it is
-    (s, 0) for the others. Levels that are new to training count as the last one; ignored missing
-    values are not counted.
+    features with a weight for each pair of levels have counts, (s, levels); for all other features
+    the result is empty, (s, 0). Levels that are new to training count as the last one; ignored
+    missing values are not counted.
 
     Args:
         features: The features of the stimuli.
@@ -473,15 +473,18 @@ class _FeatureForms(NamedTuple):
     def sums_with(self, product: Float[Tensor, "s c c"]) -> Float[Tensor, "s k"]:
         """Return the sums over pairs of stimuli of each of these k terms times another term.
 
+        A term is a bilinear form of two stimuli i and j, z_i' C z_j for a term of this feature and
+        y_i' D y_j for the other one, where z and y are columns of numbers of each stimulus.
+
         Args:
-            product: P = M D' M' for each of s sets of stimuli, with D the bilinear form of the
-                other term, and M the sums over stimuli of the c columns of this feature times the
-                columns of the other term.
+            product: P = M D' M' for each of s sets of stimuli, where M = Σ z_i y_i' over the
+                stimuli of the set.
         """
         if self.level_pairs is None:  # the only term is Δ² = z_i' C z_j, whose sum is tr(C P) / 2
             form = product.new_tensor(SCALED_FORM)  # C, symmetric
             return (form * product).sum((1, 2))[:, None] / 2
-        # Term (a, b) is h_a,i h_b,j + h_b,i h_a,j, whose sum is entry (a, b) of P.
+        # z are indicators h of levels. The term of levels a and b is h_a,i h_b,j + h_b,i h_a,j,
+        # whose sum is entry (a, b) of P.
         first, second = self.level_pairs
         return product[:, first, second]
 
