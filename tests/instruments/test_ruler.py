@@ -446,6 +446,15 @@ def test_calibration_points_are_measured_around_each_value_alone():
     assert next_bits([0.5], {each: [true[each]] for each in (4, 5, 6, 8)}) is None
 
 
+@pytest.mark.parametrize("values_of_copies", [{}, dict.fromkeys(range(2, 9), math.nan), {4: 0.5, 8: math.nan}])
+def test_no_copy_is_measured_twice(values_of_copies):
+    measured = {}
+    while bits := next_bits([math.nan, 0.4], measured):
+        assert bits not in measured
+        measured[bits] = [math.nan, values_of_copies.get(bits, 0.1 * bits)]
+    assert next_bits([math.nan], {4: [0.5], 8: [0.9]}) is None
+
+
 def test_weights_of_whole_numbers_are_not_rounded(copies):
     model = load_model(copies / "base")
     with torch.no_grad():

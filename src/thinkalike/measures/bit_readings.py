@@ -41,14 +41,17 @@ def next_bits(
     in `BITS_OF_COPIES`; more bits give larger values. Each of several other values, such as one
     per layer, shall lie between those of two copies whose bits are neighbours in this list. The
     first value that does not decides which copy is next. None means that all do, or are below the
-    copy of the fewest bits or above that of the most.
+    copy of the fewest bits or above that of the most. No copy is measured twice, also if its
+    values are NaN.
 
     Args:
-        values: The values that shall lie between those of copies.
+        values: The values that shall lie between those of copies. NaN lies nowhere.
         measured_copies: For each copy that has been measured, by its bits, its values: a number to
             compare with each of `values`.
     """
     for index, value in enumerate(values):
+        if math.isnan(value):
+            continue
         bits_below = []
         bits_above = []
         for bits, values_of_copy in measured_copies.items():
@@ -59,7 +62,10 @@ def next_bits(
         low = max(bits_below, default=0)
         high = min((bits for bits in bits_above if bits > low), default=math.inf)
 
-        candidates = [bits for bits in BITS_OF_COPIES if low < bits < high]
+        candidates = []
+        for bits in BITS_OF_COPIES:
+            if low < bits < high and bits not in measured_copies:
+                candidates.append(bits)
         if not candidates:
             continue  # this value needs no further copy
         if not measured_copies:
