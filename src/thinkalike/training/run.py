@@ -43,7 +43,7 @@ class TrainingRun:
 
     @property
     def state_name(self) -> str:
-        """The name of the checkpoints of this training, among those of the job."""
+        """The name of the checkpoints of this training, if a job has several trainings."""
         if self.name:
             return f"{STATE}-{self.name}"
         return STATE
