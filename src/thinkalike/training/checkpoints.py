@@ -87,7 +87,7 @@ class KeptState:
 
     @classmethod
     def read(cls, path: Path, steps: int, *, has_configured_rates: bool) -> KeptState:
-        """Read the step of a checkpoint, and return it with the path if it can be right.
+        """Read and check the step of a checkpoint, and return it with the path.
 
         Args:
             path: The file of the checkpoint.
@@ -443,7 +443,7 @@ class KeepStates(Checkpoint):
                 f"and its global_step is {self.resumed.step}",
             )
         self._momenta_at_start = _momenta_names(trainer)
-        self.has_begun = True  # from here on, an error is not due to the checkpoint
+        self.has_begun = True  # from here on, errors of Lightning are not blamed on the checkpoint
         self.activity.begin(trainer.global_step)
 
     def on_train_batch_end(  # type: ignore[override]

@@ -59,7 +59,7 @@ class StepData(pl.LightningDataModule):
             tokens_per_step: How many tokens all processes together read in a step.
             steps: How many steps the training has.
             seed: Decides the order of the rows in each epoch.
-            context: How many tokens of the target a row has; None: all its columns are such tokens.
+            context: How many tokens of the target a row has; None: as many as columns.
             repeats: How many steps in a row read the same rows.
             setting: What warnings and errors call the number of tokens.
 

@@ -110,8 +110,8 @@ def pull_to_starts(starts: Starts, groups: Iterable[Mapping[str, Any]]) -> None:
 def _precondition(layer: nn.Linear, inverse: Float[Tensor, "c c"], clip: float) -> None:
     """Replace the gradient G of [W b] by G E[x̃ x̃ᵀ]⁻¹, clipped, in place.
 
-    With this gradient, SGD learns as if the inputs were white. The clipped norm is that in whitened
-    coordinates: √(tr G E[x̃ x̃ᵀ]⁻¹ Gᵀ). A layer without gradients stays as it is.
+    With this gradient, SGD learns as if the inputs were white. The clipped norm is that in
+    whitened coordinates: √(tr G E[x̃ x̃ᵀ]⁻¹ Gᵀ). A layer without gradients stays as it is.
 
     Args:
         layer: The linear map, with or without a bias b.

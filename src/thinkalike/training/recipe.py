@@ -155,8 +155,8 @@ class StitchConfig(Checked, part="stitch"):
     def _decide_init(self) -> None:
         """Replace `init=auto` by the closed form of this kind of map, at which training starts.
 
-        A map with a LayerNorm or of the user's own has none: `auto` becomes `identity`, with which
-        it starts at its usual initial weights.
+        The identity and a map with a LayerNorm or of the user's own have none: `auto` becomes
+        `identity`, with which training starts at the usual initial weights.
 
         Raises:
             ConfigError: `init` names a closed form, and the map has none.
@@ -250,8 +250,8 @@ class StitchConfig(Checked, part="stitch"):
     def _amounts(self, job: RecipeJob) -> SettingValues:
         """Return how much text a recipe reads: its steps, warm-up steps and tokens per step.
 
-        A closed form reads its batches without training, and has no warm-up. A job of the size of a
-        laptop ("mini") reads less text than one of the size of the papers.
+        A closed form reads its batches without training, and has no warm-up. A job of the size of
+        a laptop (mini) reads less text than one of the size of the papers.
         """
         if self.kind in CLOSED:
             if job.is_mini:
