@@ -132,7 +132,7 @@ def compare_batches(
         if len(token_ids):
             batches += token_ids.long().split(batch_rows)
 
-    layers = [EMBED, *range(base.n_layers)]
+    layers = [EMBED, *range(base.n_layers)]  # before block 0 and after each block
     for token_ids in counted(batches, "batch"):
         base_states = base.residuals(token_ids, layers)
         changed_states = changed.residuals(token_ids, layers)
@@ -173,6 +173,7 @@ def token_distances(x: Float[Tensor, "b t d"], y: Float[Tensor, "b t d"]) -> Flo
     """
     flat_x = x[:, :-1].flatten(0, 1).double()
     flat_y = y[:, :-1].flatten(0, 1).to(x.device).double()
+    # A state that is not finite gives NaN or ∞, and both become ∞.
     distances = relative_distance(flat_x, flat_y).nan_to_num(math.inf, posinf=math.inf)
     is_zero = (flat_x == 0).all(1)
     return distances.masked_fill(is_zero, math.nan).cpu()
@@ -193,7 +194,8 @@ def perturbed(
         changed: The changed model, whose weights minus the base's are the change of each weight.
         parts: The parts that are changed.
         seed: The seed of the random changes.
-        random_change: Takes the change of a weight, and returns a random one of the same size.
+        random_change: Takes the change of a weight, and returns a random one of the same size; by
+            default the same with rows and columns in random order and with random signs.
     """
     generator = seeded(seed)
     with weights_changed(

@@ -49,7 +49,7 @@ def document_counts(counts: Shaped[Tensor, " documents"]) -> dict[str, float]:
     """Return the columns "documents" and "effective_sample_size".
 
     The former is the number of documents that have tokens. The latter is how many documents of
-    equal length would give intervals as narrow; it is smaller if lengths differ.
+    equal length would give intervals as narrow; it is below the number if lengths differ.
 
     Args:
         counts: How many tokens each document has.

@@ -57,9 +57,9 @@ class ExchangesDone(TypedDict):
 
 
 def _first_rows_for_screening(batches: Sequence[BatchStates]) -> BatchStates:
-    """Return the first rows of the first batch, of about `SCREENING_TOKENS` tokens.
+    """Return the first rows of the first batch, on which candidates for exchange are compared.
 
-    This is at least one row, and at most the whole batch.
+    They have about `SCREENING_TOKENS` tokens; there is at least one row, and at most the batch.
     """
     context = batches[0].tokens.shape[1]
     return batches[0].first_rows(max(SCREENING_TOKENS // context, 1))
@@ -258,8 +258,8 @@ class _OutputExchange:
         base_output = output_at(self.base, self.base_sites, hook_point, batch.base)
         changed_output = output_at(self.changed, self.changed_sites, hook_point, batch.changed)
         if _are_equal(base_output, changed_output):
-            # Both models as they are: from its states after the last block, the changed model
-            # differs from the base as ever, and the base does not differ from itself.
+            # The changed model stays as it is; no block runs, only its prediction is computed. The
+            # base stays as it is too, and does not differ from itself.
             kl = batch.kl(self.changed, self.changed.n_layers, batch.changed)
             return kl, torch.zeros_like(kl)
         with self.changed_sites.replaced(hook_point, base_output):

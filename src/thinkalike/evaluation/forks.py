@@ -113,6 +113,7 @@ def beyond_forks(
     """
     statistics = []
     for moves in zip(changed, *forks, strict=True):  # of one part in all runs
+        # A run is the training of the changed model (the first) or of a fork.
         weights = torch.stack([move.weights for move in moves])  # (runs, n)
         distances = (weights - weights.mean(0)).double().norm(dim=1)
         log_distances = distances.clamp(min=SMALLEST_DISTANCE).log()
@@ -151,7 +152,7 @@ def with_module(model: FrozenModel, module: torch.nn.Module, name: str) -> Froze
     changed = copy(model)
     changed.module = module.eval().requires_grad_(False)
     changed.name = name
-    # A model lists its blocks; those of the copy are in the new module.
+    # `copy` has kept the list of the old module's blocks.
     changed.blocks = list(module.get_submodule(model.family.blocks).children())
     return changed
 
@@ -175,7 +176,7 @@ def fork(
         base: The model; it is not changed.
         rows: The text, as rows of t token ids.
         norm: The norm to which the change of all weights is scaled; None or 0 leaves it as it is.
-        seed: Decides which rows each step reads.
+        seed: Decides which rows each step reads, and names the copy.
         rate: The learning rate at the first step.
         steps: How many steps are taken.
         paths: The modules that are trained; "" is the whole model.

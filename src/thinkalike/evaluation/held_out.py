@@ -50,7 +50,7 @@ def masked_losses(
         generator: Draws what is hidden, on the CPU, so that all devices hide the same.
     """
     device = tokens.device
-    # Uniform numbers in [0, 1), one that decides which tokens are hidden and one by what.
+    # Uniform numbers in [0, 1): one decides whether a token is hidden, the other by what.
     hiding = torch.rand(tokens.shape, generator=generator).to(device)
     action = torch.rand(tokens.shape, generator=generator).to(device)
     random_tokens = torch.randint(len(tokenizer), tokens.shape, generator=generator).to(device)

@@ -96,6 +96,7 @@ def batch_rows_of_moments(
     for layers, model in ((source_layers, source), (target_layers, target)):
         bytes_per_number = model.dtype.itemsize + BYTES_OF_FLOAT64_COPIES
         bytes_per_token += len(layers) * model.d_model * bytes_per_number
+    # A row has more tokens by one tokenizer than by the other.
     longest = max(rows.context, rows.source_tokens.shape[1])
 
     def fits(row_count: int) -> bool:

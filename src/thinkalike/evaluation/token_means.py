@@ -78,10 +78,10 @@ class _RunningMeans:
             codes: The code of each token, such as its id.
             states: The states of the tokens in each layer.
         """
-        indices = self._indices(codes)  # -1 for a code without a mean
-        has_mean = indices >= 0
+        indices = self._indices(codes)  # -1 for a code that is not among those of this object
+        is_known = indices >= 0
         # The codes that occur among these tokens, as indices, and which of them each token has.
-        occurring, which_code, token_counts = indices[has_mean].unique(
+        occurring, which_code, token_counts = indices[is_known].unique(
             return_inverse=True, return_counts=True
         )
         self._counts[occurring] += token_counts
@@ -90,7 +90,7 @@ class _RunningMeans:
                 width = states_of_layer.shape[1]
                 self._means[layer] = states_of_layer.new_zeros(len(self._codes), width)
             old_means = self._means[layer][occurring]  # m
-            deviations = states_of_layer[has_mean] - old_means[which_code]  # x - m
+            deviations = states_of_layer[is_known] - old_means[which_code]  # x - m
             sums = torch.zeros_like(old_means).index_add_(0, which_code, deviations)
             total_counts = self._counts[occurring, None].to(old_means)  # n₁ + n₂
             self._means[layer][occurring] = old_means + sums / total_counts
@@ -105,8 +105,8 @@ class _RunningMeans:
             layer: The index of the layer among those that have means.
             default: For each token, what is returned if no state was averaged for its code.
         """
-        indices = self._indices(codes)  # -1 for a code without a mean
-        valid_indices = indices.clamp(min=0)  # index 0 in place of -1; not used in the result
+        indices = self._indices(codes)  # -1 for a code that is not among those of this object
+        valid_indices = indices.clamp(min=0)  # what index 0 gives for them is not used
         has_mean = (self._counts[valid_indices] > 0) & (indices >= 0)
         means = self._means[layer][valid_indices]
         return torch.where(has_mean[:, None], means, default.to(means))
@@ -143,6 +143,7 @@ class TokenMeans:
         only of the contexts that occur in the evaluation rows, of any number and length.
         """
         self.layers = list(dict.fromkeys(layers))
+        # The object takes the place of a model, and has the same attributes.
         self.d_model = model.d_model
         self.n_layers = model.n_layers
         self.vocabulary = model.vocabulary
@@ -206,7 +207,7 @@ class TokenMeans:
         states = []
         for layer in layers:
             layer_index = self.layers.index(layer)
-            mean_states = torch.zeros(rows.numel(), self.d_model)
+            mean_states = torch.zeros(rows.numel(), self.d_model)  # if no state was averaged
             # From the least to the most specific context (all tokens, the current token, a pair):
             # the mean of the former stands in where the latter has none. `strict=False`, because
             # bigram means restricted to `of_current_token` have fewer means than functions of

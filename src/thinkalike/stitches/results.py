@@ -64,7 +64,7 @@ class _StatedFacts:
     def _checked(cls, facts: object) -> _StatedFacts:
         """Check the facts about its stitches that a file states, and return them.
 
-        The rank, which only some kinds have, is taken over unchecked.
+        The rank is returned unchecked: who makes the stitches checks it.
 
         Args:
             facts: The parsed JSON of the file's metadata, which may be anything.
@@ -228,7 +228,7 @@ def _stitch_of_tensors(
         widths: The widths of the states that it maps from and to.
         norm: Where it has a LayerNorm.
         rank: The rank of a stitch of low rank, as a file states it: a value of any type. Other
-            kinds ignore it, but it is checked for all.
+            kinds ignore it, but a file states it for all of them.
         tensors: Its weights by name.
 
     Raises:
@@ -363,7 +363,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
     def _check_widths(self, affine: AffineMap) -> None:
         """Raise a ValueError if the file states other widths than those of a map.
 
-        A file of closed forms states none, and all widths pass.
+        A file of closed forms and an old file state none, and all widths pass.
         """
         if self._widths is None:
             return

@@ -296,7 +296,8 @@ def facts_of_stitches(
         kind: The kind of the stitches.
         norm: Where they have a LayerNorm: "none", "pre" or "post".
         widths: The widths of the source and the target; None for maps that were not trained.
-        rank: The rank of stitches of kind low_rank; None for other kinds.
+        rank: The setting of the rank, which only low_rank uses; None for maps that were not
+            trained.
     """
     facts: dict[str, object] = {"pairs": pairs, "kind": kind, "norm": norm}
     if widths is not None:

@@ -143,8 +143,8 @@ class StitchMap(nn.Module):
         Args:
             source: The model whose states are mapped.
             target: The model that continues from the mapped states.
-            check: Whether the models must have the weights and settings that the stitch was made
-            with.
+            check: Whether the models must have the weights and settings with which the stitch was
+                made.
 
         Raises:
             StitchError: The models have other weights, their tokenizers differ, or one lacks the

@@ -82,8 +82,8 @@ def inverse_moments(
 
     # With Σ⁻¹ the inverse covariance, the inverse of E[x̃ x̃ᵀ] is, in blocks,
     # [Σ⁻¹, -Σ⁻¹μ; -μᵀΣ⁻¹, 1 + μᵀΣ⁻¹μ].
-    off_diagonal = -inverse @ mean  # (d)
-    corner = 1 - mean @ off_diagonal[:, None]  # (1)
+    off_diagonal = -inverse @ mean  # -Σ⁻¹μ, (d)
+    corner = 1 - mean @ off_diagonal[:, None]  # 1 + μᵀΣ⁻¹μ, (1)
     upper = torch.cat([inverse, off_diagonal[:, None]], 1)  # (d, d + 1)
     lower = torch.cat([off_diagonal, corner])  # (d + 1)
     return torch.cat([upper, lower[None]])

@@ -293,7 +293,8 @@ class StitchTraining(SteppedModule):
         """Return the sum of the mean losses of all stitches on the rows of a step.
 
         The loss of a stitch depends on its own weights only, so that the sum gives each stitch its
-        own gradient. The losses are written to `curve` and logged.
+        own gradient. The losses are written to `curve` and logged. Lightning passes the index of
+        the batch as well, which is not used.
         """
         assert self.microbatch, "on_train_start has set it"
         # Free the gradients of the last step, which Lightning would keep during the forward pass.
