@@ -271,6 +271,7 @@ class StitchConfig(Checked, part="stitch"):
             if self._is_orthogonal_or_low_rank or self.kind == "identity":
                 tokens_per_step = 4096
 
+        # A recipe decides only what the user has left open, but the warm-up must suit the steps.
         steps_of_job = steps
         if self.steps is not None:  # the user has set them
             steps_of_job = self.steps

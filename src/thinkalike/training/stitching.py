@@ -220,12 +220,12 @@ class StitchTraining(SteppedModule):
     ) -> list[Float[Tensor, " n"]]:
         """Return, for every φ or the chosen ones, the loss at each token of the target.
 
-        Each model runs once. φ maps the states that it reads, and the loss that the settings name
-        compares what the target makes of them.
+        Each model runs once. φ maps the states that it reads, and these enter the target. The loss
+        is the one that the settings name.
 
         Args:
-            rows: The rows of a step, of the tokens that both models read, or of the target's
-                tokens followed by the source's (see `layout`).
+            rows: The rows of a step: tokens that both models read, or if their tokenizers differ,
+                the target's tokens followed by the source's (`self.layout` says which are which).
             chosen: The indices of the stitches; None: all of them.
         """
         _, target = self.models
@@ -373,7 +373,7 @@ class StitchTraining(SteppedModule):
         _, target = self.models
         # How many blocks of the target run after each stitch, on which its memory depends.
         tail_lengths = [target.n_layers - 1 - fit.depth for fit in self.fits]
-        with self.trainer.precision_plugin.train_step_context():
+        with self.trainer.precision_plugin.train_step_context():  # in the precision of a step
             self.microbatch = largest_microbatch(
                 self.limits,
                 self.losses,
@@ -399,7 +399,7 @@ class StitchTraining(SteppedModule):
         if self.began is None:
             return
         assert self.microbatch
-        with self.trainer.precision_plugin.train_step_context():
+        with self.trainer.precision_plugin.train_step_context():  # in the precision of a step
             losses = mean_losses(self.losses, self._weights, self._first_rows(), self.microbatch)
             losses_at_end = self.over_processes(losses)
         losses_at_start = self.curve[0]
