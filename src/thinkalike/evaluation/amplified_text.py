@@ -84,7 +84,7 @@ def log_probabilities_after(
         tokens: The token ids of the rows.
         lengths: How many tokens of each row count, at least one; further ones are ignored.
     """
-    states = model.head(tokens, model.n_layers - 1)
+    states = model.head(tokens, model.n_layers - 1)  # after the last block
     rows = torch.arange(len(tokens), device=states.device)
     last_states = states[rows, lengths.to(states.device) - 1]  # (b, d)
     return model.finish(last_states).float().log_softmax(-1).cpu()

@@ -26,8 +26,8 @@ def rows_per_batch(rows: TokenRows, batch_tokens: int | None = None) -> int:
     """Return how many rows of text have at most `batch_tokens` tokens together, at least one.
 
     Args:
-        rows: All rows, of one length; not more are returned.
-        batch_tokens: How many tokens are read together; None: `BATCH_TOKENS`.
+        rows: All rows, of one length; the result is at most their number.
+        batch_tokens: The greatest number of tokens of a batch; None: `BATCH_TOKENS`.
     """
     if batch_tokens is None:
         batch_tokens = BATCH_TOKENS

@@ -65,12 +65,12 @@ class BatchStates:
 
     def first_rows(self, count: int) -> BatchStates:
         """Return the batch of only the first `count` rows, with their states and predictions."""
-        predictions = count * (self.tokens.shape[1] - 1)
+        prediction_count = count * (self.tokens.shape[1] - 1)  # none after the last token of a row
         return BatchStates(
             self.tokens[:count],
             [state[:count] for state in self.base],
             [state[:count] for state in self.changed],
-            self.base_log_probabilities[:predictions],
+            self.base_log_probabilities[:prediction_count],
         )
 
     def kl(
@@ -78,14 +78,14 @@ class BatchStates:
     ) -> Float[Tensor, " n"]:
         """Return KL(base ‖ model) of the predictions after each token but the last of each row.
 
-        It is in nats, on the CPU. The model may have a part of the other model in place of its
-        own: its states are then known up to the block of that part.
+        It is in nats, on the CPU. The model is run from `first_block` on, so one of its parts may
+        have been exchanged for that of the other model in this block, but in none before it.
 
         Args:
-            model: The base or the changed model, with or without such a part.
+            model: The base or the changed model, as it is or with one part exchanged.
             first_block: The first block that is run; negative: the tokens are embedded again, too.
-            states: The states before block 0 and after each block of the model without such a
-                part. Entry `first_block` is used, the state that enters it.
+            states: The states of the model as it is, before block 0 and after each block. Entry
+                `first_block` enters this block.
         """
         predictions = self.predictions(model, first_block, states)
         return divergence(self.base_log_probabilities, predictions).cpu()
@@ -95,14 +95,14 @@ class BatchStates:
     ) -> Float[Tensor, "n v"]:
         """Return the log-probabilities of a model after each token but the last of each row.
 
-        The model may have a part of the other model in place of its own: its states are then known
-        up to the block of that part, and only the blocks from there on are run.
+        The model is run from `first_block` on, so one of its parts may have been exchanged for
+        that of the other model in this block, but in none before it.
 
         Args:
-            model: The base or the changed model, with or without such a part.
+            model: The base or the changed model, as it is or with one part exchanged.
             first_block: The first block that is run; negative: the tokens are embedded again, too.
-            states: The states before block 0 and after each block of the model without such a
-                part. Entry `first_block` is used, the state that enters it.
+            states: The states of the model as it is, before block 0 and after each block. Entry
+                `first_block` enters this block.
         """
         if first_block < 0:
             last = model.head(self.tokens, model.n_layers - 1)
@@ -115,13 +115,16 @@ class BatchStates:
 def compare_batches(
     base: FrozenModel, changed: FrozenModel, rows: TokenRows, divided_at: int
 ) -> Iterator[tuple[BatchStates, Change]]:
-    """Run both models on all rows, and yield each batch with their states, and how they differ.
+    """Run both models on all rows; yield the states of each batch and how the models differ.
+
+    They are compared in their predictions after each token but the last of each row, in the most
+    likely next token, and in the relative distance of their states before and after each block.
 
     Args:
         base, changed: The models, of one vocabulary and depth.
         rows: The rows of text.
-        divided_at: The index of a row at which a new batch begins, so that no batch has rows
-            before it and rows from it on.
+        divided_at: The index of a row at which a new batch begins, so that a caller can treat the
+            batches before and from it on as two texts.
     """
     batch_rows = max(LOGITS_AT_ONCE // (base.vocabulary * rows.context), 1)
     batches: list[Tensor] = []
@@ -129,7 +132,7 @@ def compare_batches(
         if len(token_ids):
             batches += token_ids.long().split(batch_rows)
 
-    layers = [EMBED, *range(base.n_layers)]
+    layers = [EMBED, *range(base.n_layers)]  # before block 0 and after each block
     for token_ids in counted(batches, "batch"):
         base_states = base.residuals(token_ids, layers)
         changed_states = changed.residuals(token_ids, layers)
@@ -162,12 +165,15 @@ def log_probabilities(model: FrozenModel, states: Float[Tensor, "b t d"]) -> Flo
 
 
 def token_distances(x: Float[Tensor, "b t d"], y: Float[Tensor, "b t d"]) -> Float[Tensor, " n"]:
-    """Return ‖y - x‖ / ‖x‖ of the states of each token but the last of each row, on the CPU.
+    """Return ‖y - x‖ / ‖x‖ for each token but the last of each row, on the CPU.
 
-    It is NaN where x is 0, and ∞ where a state is not finite.
+    x and y are its states in two models. The last token is left out because its prediction is not
+    compared, either: n = b (t - 1). The distance is NaN where x is 0, and ∞ where x or y is not
+    finite.
     """
     flat_x = x[:, :-1].flatten(0, 1).double()
     flat_y = y[:, :-1].flatten(0, 1).to(x.device).double()
+    # A state that is not finite gives NaN or ∞, and both become ∞.
     distances = relative_distance(flat_x, flat_y).nan_to_num(math.inf, posinf=math.inf)
     is_zero = (flat_x == 0).all(1)
     return distances.masked_fill(is_zero, math.nan).cpu()
@@ -188,7 +194,8 @@ def perturbed(
         changed: The changed model, whose weights minus the base's are the change of each weight.
         parts: The parts that are changed.
         seed: The seed of the random changes.
-        random_change: Takes the change of a weight, and returns a random one of the same size.
+        random_change: Takes the change of a weight, and returns a random one of the same size; by
+            default the same with rows and columns in random order and with random signs.
     """
     generator = seeded(seed)
     with weights_changed(

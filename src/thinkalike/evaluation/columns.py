@@ -16,8 +16,8 @@ def interval_columns(column: str, estimate: Estimate) -> dict[str, Any]:
     """Return the columns of a table that hold an estimate, by name.
 
     With the name "x" they are x, x_low and x_high, the value and the ends of its interval, and
-    x_uncorrected if a bias was subtracted. An estimate of several values gives lists, one for each
-    column; an estimate of one value gives numbers.
+    x_uncorrected if a bias was subtracted. A column holds a number if the estimate has one value,
+    and a list if it has several.
 
     Args:
         column: The name of the column of values.
@@ -39,16 +39,17 @@ def mean_columns(
 
     Args:
         column: The name of the column of means; those of the ends have `_low` and `_high` added.
-        sums: The sum of a value over the tokens of each document.
+        sums: The sum of a value over the tokens of each document, or those of several values.
         counts: How many tokens each document has.
     """
     return interval_columns(column, bootstrap_interval(sums.double(), counts.double()))
 
 
 def document_counts(counts: Shaped[Tensor, " documents"]) -> dict[str, float]:
-    """Return the columns with the number of documents that have tokens, and what they are worth.
+    """Return the columns "documents" and "effective_sample_size".
 
-    "effective_sample_size" is how many documents of equal length would give intervals as narrow.
+    The former is the number of documents that have tokens. The latter is how many documents of
+    equal length would give intervals as narrow; it is below the number if lengths differ.
 
     Args:
         counts: How many tokens each document has.

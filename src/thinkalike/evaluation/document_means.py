@@ -26,7 +26,7 @@ def mean_over_documents(
     The intervals are (-∞, ∞) for fewer than `FEWEST_GROUPS` documents.
 
     Args:
-        values: The values of the tokens, of several quantities along the first axes.
+        values: The values of the tokens; axes before the last are for several quantities.
         documents: The document of each token; each number below the largest occurs.
         level: The coverage of the intervals.
         together: Whether the intervals hold for all means simultaneously.

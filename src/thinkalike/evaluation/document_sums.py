@@ -28,9 +28,9 @@ class DocumentSums(dict[str, Tensor]):
         """Add the values of some tokens to the sums of their documents.
 
         Args:
-            documents: The document of each token. Tokens whose document is negative are left out.
-            values_by_name: The values of the tokens for each name; a new name begins with sums
-                of 0.
+            documents: The index of each token's document. Tokens with a negative one are left out.
+            values_by_name: The values of the tokens for each name, of several quantities if there
+                are axes before the last. A new name begins with sums of 0.
         """
         has_document = documents >= 0
         for name, values in values_by_name.items():

@@ -57,9 +57,9 @@ class ExchangesDone(TypedDict):
 
 
 def _first_rows_for_screening(batches: Sequence[BatchStates]) -> BatchStates:
-    """Return the first rows of the first batch, of about `SCREENING_TOKENS` tokens.
+    """Return the first rows of the first batch, on which candidates for exchange are compared.
 
-    This is at least one row, and at most the whole batch.
+    They have about `SCREENING_TOKENS` tokens; there is at least one row, and at most the batch.
     """
     context = batches[0].tokens.shape[1]
     return batches[0].first_rows(max(SCREENING_TOKENS // context, 1))
@@ -74,10 +74,11 @@ def _kl_with_changed_part(
         batch: The states of both models on some rows.
         base: The base model, which has its own part again afterwards.
         changed: The changed model.
-        part: The part, such as the MLP of a block. Blocks before it are not run again.
+        part: The part, such as the MLP of a block.
     """
+    # The blocks before the part are not run again: the base's own states enter its block.
     with exchanged(base, changed, part):
-        return batch.kl(base, part.layer, batch.base)
+        return batch.kl(base, first_block=part.layer, states=batch.base)
 
 
 def _kl_with_base_part(
@@ -89,28 +90,30 @@ def _kl_with_base_part(
         batch: The states of both models on some rows.
         base: The base model.
         changed: The changed model, which has its own part again afterwards.
-        part: The part, such as the MLP of a block. Blocks before it are not run again.
+        part: The part, such as the MLP of a block.
     """
+    # The blocks before the part are not run again: the changed model's own states enter its block.
     with exchanged(changed, base, part):
-        return batch.kl(changed, part.layer, batch.changed)
+        return batch.kl(changed, first_block=part.layer, states=batch.changed)
 
 
-def _distance_entering(
+def _distance_after_block(
     batch: BatchStates, base: FrozenModel, changed: FrozenModel, part: Part
 ) -> Float[Tensor, " n"]:
-    """Return how far a part of the changed model moves the output of the base's block.
+    """Return how far a part of the changed model, put into the base, moves its block's output.
 
-    It is ‖y - x‖ / ‖x‖ of each token, with x the state after the block and y that after the block
-    with this part. For a part of the embedding, it is the state that enters block 0.
+    It is ‖y - x‖ / ‖x‖ for each token but the last of each row. x is the state after the block in
+    the base, and y the state after the same block with the changed part. For a part of the
+    embedding, the states are those that enter block 0.
 
     Args:
         batch: Tokens, and the states of the base on them: `batch.base[l]` enters block l.
         base: The base.
         changed: The model from which the part is taken.
-        part: The part that is exchanged.
+        part: The part that is exchanged: of the embedding or of a block, not after all blocks.
     """
     with exchanged(base, changed, part):
-        if part.layer < 0:
+        if part.layer < 0:  # a part of the embedding
             state = base.head(batch.tokens, EMBED)
         else:
             state = base.advance(batch.base[part.layer], part.layer, part.layer + 1)
@@ -170,25 +173,26 @@ def _screen_parts(
     batches: Sequence[BatchStates],
     most_parts: int,
 ) -> ExchangesDone:
-    """Choose the parts that are exchanged on all of the text, and measure each in its own block.
+    """Choose the parts to exchange between both models on all of the text.
 
-    If more than `most_parts` parts of blocks differ, they are first exchanged on few tokens, and
-    those that change the base's predictions least are left out. Parts outside of blocks are all
-    exchanged.
+    If more than `most_parts` parts of blocks differ, each is first put into the base on few
+    tokens, and those that change the base's predictions least are left out. Parts outside of
+    blocks (embedding, final norm, unembedding) are never left out.
 
     Returns:
-        What is known before any exchange on all of the text: under "tried" the names of the chosen
-        parts, and under "entering" how far each part moves the output of its block. The entries
-        "without" and "alone" are empty; `exchange_parts` fills them.
+        Under "tried" the names of the chosen parts. Under "entering" how far each part, chosen or
+        not, moves the output of its block when it is put into the base; the final norm and the
+        unembedding have no block and no entry. "without" and "alone", the effects on predictions,
+        are empty: `exchange_parts` fills them.
     """
     entering = {}
     parts_of_blocks = []
     for part in parts:
         if part.layer >= base.n_layers:  # the final norm or the unembedding, after all blocks
             continue
-        distances = [_distance_entering(batch, base, changed, part) for batch in batches]
+        distances = [_distance_after_block(batch, base, changed, part) for batch in batches]
         entering[str(part)] = torch.cat(distances)
-        if part.layer >= 0:  # not the embedding
+        if part.layer >= 0:  # the embedding is at layer -1
             parts_of_blocks.append(part)
 
     left_out: list[Part] = []
@@ -206,19 +210,19 @@ def _screen_parts(
 def output_at(
     model: FrozenModel, sites: Sites, hook_point: Place, states: Sequence[Float[Tensor, "b t d"]]
 ) -> Float[Tensor, "b t d"]:
-    """Return the output of attention, of an MLP or of a head of a model, by running its block.
+    """Return the output of attention, an MLP or an attention head, by running its block alone.
 
     The output of a head is what it adds to the output of attention.
 
     Args:
         model: The model.
         sites: Its hook points, which capture outputs.
-        hook_point: A site of a block, or a head of its attention.
+        hook_point: Its site and layer, and the index of the head or None.
         states: The model's states before block 0 and after each block.
     """
     outputs: dict[str, Tensor] = {}  # filled while the block runs
     before = states[hook_point.layer]
-    module = Place(hook_point.site, hook_point.layer)  # all of attention, if it is a head
+    module = Place(hook_point.site, hook_point.layer)  # for a head, all heads of the layer
     with sites.captured(module, "output", before.shape[:2], outputs):
         model.advance(before, hook_point.layer, hook_point.layer + 1)
     if hook_point.head is None:
@@ -254,7 +258,8 @@ class _OutputExchange:
         base_output = output_at(self.base, self.base_sites, hook_point, batch.base)
         changed_output = output_at(self.changed, self.changed_sites, hook_point, batch.changed)
         if _are_equal(base_output, changed_output):
-            # No block is run again: the changed model as it is, and the base as it is.
+            # The changed model stays as it is; no block runs, only its prediction is computed. The
+            # base stays as it is too, and does not differ from itself.
             kl = batch.kl(self.changed, self.changed.n_layers, batch.changed)
             return kl, torch.zeros_like(kl)
         with self.changed_sites.replaced(hook_point, base_output):
@@ -266,9 +271,10 @@ class _OutputExchange:
     def with_greatest_effect(
         self, batch: BatchStates, hook_points: Sequence[Place], count: int
     ) -> list[Place]:
-        """Return the hook points whose exchange changes the base most, the greatest first.
+        """Return the hook points at which the changed model's output changes the base most.
 
-        They have the greatest mean KL(base ‖ base with the changed model's output).
+        They have the greatest mean KL(base ‖ base with the changed model's output at the hook
+        point), and are sorted by it, the greatest first.
 
         Args:
             batch: Some rows with the states of both models.

@@ -56,8 +56,9 @@ def part_moves(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part]) -
         parts: The parts, such as the attention or the MLP of a block.
 
     Returns:
-        For each part changed - base, of which every second, third, ... weight is kept in tensors
-        of more than `COMPARED_WEIGHTS`, and the mean log of its largest singular values.
+        For each part, changed - base of its weights, and the mean over its matrices of the log of
+        the largest singular value of changed - base. Of a tensor of more than `COMPARED_WEIGHTS`
+        weights, evenly spaced weights are returned, at most so many.
     """
     moves = []
     for part in parts:
@@ -72,16 +73,17 @@ def part_moves(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part]) -
 
         samples = []
         for change in differences:
-            stride = -(-change.numel() // COMPARED_WEIGHTS)  # rounded up
+            stride = -(-change.numel() // COMPARED_WEIGHTS)  # the quotient, rounded up
             samples.append(change.flatten()[::stride])
         moves.append(PartMove(torch.cat(samples).cpu(), log_singular_value))
     return moves
 
 
 def _largest_squared_singular_value(matrix: Float[Tensor, "m n"]) -> Float[Tensor, ""]:
-    """Return the square of the largest singular value of a matrix A, at least `SMALLEST_SQUARE`.
+    """Return the square of the largest singular value of a matrix A.
 
-    It is the largest eigenvalue of A Aᵀ, or of Aᵀ A if this is smaller.
+    It is the largest eigenvalue of A Aᵀ, or of Aᵀ A if this is the smaller matrix. It is raised to
+    `SMALLEST_SQUARE` if it is below, so that it has a logarithm.
     """
     rows, columns = matrix.shape
     wide = matrix if rows <= columns else matrix.T
@@ -111,6 +113,7 @@ def beyond_forks(
     """
     statistics = []
     for moves in zip(changed, *forks, strict=True):  # of one part in all runs
+        # A run is the training of the changed model (the first) or of a fork.
         weights = torch.stack([move.weights for move in moves])  # (runs, n)
         distances = (weights - weights.mean(0)).double().norm(dim=1)
         log_distances = distances.clamp(min=SMALLEST_DISTANCE).log()
@@ -118,7 +121,8 @@ def beyond_forks(
         largest_singular_values = torch.tensor(log_singular_values, dtype=torch.float64)
         statistics.append(torch.stack([log_distances, largest_singular_values], 1))
     by_run = torch.stack(statistics, 1)  # (runs, p, 2)
-    beyond, p_value = deviations_beyond_null(by_run[0], by_run[1:])
+    statistics_of_changed, statistics_of_forks = by_run[0], by_run[1:]
+    beyond, p_value = deviations_beyond_null(statistics_of_changed, statistics_of_forks)
     return beyond, float(p_value)
 
 
@@ -148,6 +152,7 @@ def with_module(model: FrozenModel, module: torch.nn.Module, name: str) -> Froze
     changed = copy(model)
     changed.module = module.eval().requires_grad_(False)
     changed.name = name
+    # `copy` has kept the list of the old module's blocks.
     changed.blocks = list(module.get_submodule(model.family.blocks).children())
     return changed
 
@@ -171,7 +176,7 @@ def fork(
         base: The model; it is not changed.
         rows: The text, as rows of t token ids.
         norm: The norm to which the change of all weights is scaled; None or 0 leaves it as it is.
-        seed: Decides which rows each step reads.
+        seed: Decides which rows each step reads, and names the copy.
         rate: The learning rate at the first step.
         steps: How many steps are taken.
         paths: The modules that are trained; "" is the whole model.
@@ -183,8 +188,8 @@ def fork(
             trained[id(weight)] = weight
     weights = list(trained.values())
     old_weights = [weight.detach().clone() for weight in weights]
-    distance = _train_weights(base, module, weights, rows, seed, rate, steps)
-    scale = norm / distance if norm else 1.0
+    norm_of_change = _train_weights(base, module, weights, rows, seed, rate, steps)
+    scale = norm / norm_of_change if norm else 1.0
     with torch.no_grad():
         for weight, old_weight in zip(weights, old_weights, strict=True):
             weight.copy_(old_weight + (weight - old_weight) * scale)
@@ -196,8 +201,8 @@ def learning_rate_for_norm(
 ) -> float:
     """Return the learning rate at which further training changes weights by about a given norm.
 
-    It is found in two tries. After each, the rate is multiplied by the wanted norm over the norm
-    of the change.
+    It is found by training twice, from `FIRST_RATE` on. After each training the rate is
+    multiplied by the wanted norm over the norm of the change.
 
     Args:
         base: The model; copies of it are trained.
@@ -208,8 +213,11 @@ def learning_rate_for_norm(
     rate = FIRST_RATE
     for _ in range(2):
         module = deepcopy(base.module).requires_grad_(True)
-        distance = _train_weights(base, module, list(module.parameters()), rows, 0, rate, steps)
-        rate *= norm / distance
+        weights = list(module.parameters())
+        norm_of_change = _train_weights(
+            base, module, weights, rows, seed=0, rate=rate, steps=steps
+        )
+        rate *= norm / norm_of_change
     return rate
 
 
@@ -231,7 +239,7 @@ def _train_weights(
         rows: The text, as rows of t token ids.
         seed: Decides which rows each step reads.
         rate: The learning rate at the first step; it falls linearly to 0.
-        steps: How many steps are taken.
+        steps: How many steps are taken, each on rows of about `STEP_TOKENS` tokens.
     """
     old_weights = [weight.detach().clone() for weight in weights]
     generator = seeded(seed)
@@ -239,9 +247,9 @@ def _train_weights(
     batch_rows = max(STEP_TOKENS // rows.shape[1], 1)
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate * (1 - step / steps)
-        indices = torch.randint(len(rows), (batch_rows,), generator=generator)
-        tokens = rows[indices].long().to(base.device)
-        with torch.enable_grad():
+        row_indices = torch.randint(len(rows), (batch_rows,), generator=generator)
+        tokens = rows[row_indices].long().to(base.device)
+        with torch.enable_grad():  # callers may compute without gradients
             logits = first_tensor(module(tokens))[:, :-1]
             loss = cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
             loss.backward()

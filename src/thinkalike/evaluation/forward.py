@@ -28,7 +28,8 @@ def next_token_losses(
         The losses for each set of states.
     """
     next_tokens = tokens[:, 1:].to(model.device)
-    states_before = torch.stack([state[:, :-1] for state in states])  # (sets, b, u, d)
+    # The states from which the next tokens are predicted, (sets, b, u, d).
+    states_before = torch.stack([state[:, :-1] for state in states])
     next_tokens_of_all_sets = next_tokens.repeat(len(states), 1, 1).flatten()
     losses = token_loss(states_before.flatten(0, 2), model.finish, next_tokens_of_all_sets)
     return list(losses.view(len(states), *next_tokens.shape))
@@ -55,7 +56,8 @@ def states_of_both(
 
     Returns:
         A tensor for each source layer, over the s tokens of a row of the source's tokenizer, and
-        one for each target layer, over the t tokens of the target's.
+        one for each target layer, over the t tokens of the target's. The last axis is the width
+        of the layer.
     """
     reads_same_tokens = rows.source is None
     if source is target and reads_same_tokens:
@@ -82,10 +84,11 @@ def last_states(
     Returns:
         The states after the last block, in the order of `entering`.
     """
-    by_block = sorted(range(len(entering)), key=lambda index: entering[index][0])
-    running: list[Tensor] = []  # the states that have entered so far, in the order `by_block`
-    next_block = 0
-    for index in by_block:
+    # The indices of `entering`, those of early blocks first.
+    indices_by_block = sorted(range(len(entering)), key=lambda index: entering[index][0])
+    running: list[Tensor] = []  # the states that have entered so far, in this order
+    next_block = 0  # the block that the states in `running` enter next
+    for index in indices_by_block:
         block, state = entering[index]
         if running:
             advanced = target.advance(torch.cat(running), next_block, block + 1)
@@ -93,8 +96,8 @@ def last_states(
         running.append(state.to(target.device, target.dtype))
         next_block = block + 1
     finished = target.advance(torch.cat(running), next_block, target.n_layers)
-    finished_by_block = finished.chunk(len(running))
-    return [finished_by_block[by_block.index(index)] for index in range(len(entering))]
+    finished_by_index = dict(zip(indices_by_block, finished.chunk(len(running)), strict=True))
+    return [finished_by_index[index] for index in range(len(entering))]
 
 
 def states_onwards(
@@ -110,20 +113,19 @@ def states_onwards(
             one.
 
     Returns:
-        For each pair its states, then those after each later block.
+        For each pair a list: its states, then those after each later block.
     """
     trajectories = []
     for _, state in entering:
         trajectories.append([state.to(target.device, target.dtype)])
     first_block = min(block for block, _ in entering)
     for block in range(first_block + 1, target.n_layers):
-        running = []
+        entered = []  # the trajectories whose states are in the model before this block
         for (entry_block, _), trajectory in zip(entering, trajectories, strict=True):
             if entry_block < block:
-                running.append(trajectory)
-        advanced = target.advance(
-            torch.cat([trajectory[-1] for trajectory in running]), block, block + 1
-        )
-        for trajectory, state in zip(running, advanced.chunk(len(running)), strict=True):
+                entered.append(trajectory)
+        states_before = torch.cat([trajectory[-1] for trajectory in entered])
+        states_after = target.advance(states_before, block, block + 1)
+        for trajectory, state in zip(entered, states_after.chunk(len(entered)), strict=True):
             trajectory.append(state)
     return trajectories

@@ -50,7 +50,7 @@ def masked_losses(
         generator: Draws what is hidden, on the CPU, so that all devices hide the same.
     """
     device = tokens.device
-    # Uniform numbers in [0, 1), one that decides which tokens are hidden and one by what.
+    # Uniform numbers in [0, 1): one decides whether a token is hidden, the other by what.
     hiding = torch.rand(tokens.shape, generator=generator).to(device)
     action = torch.rand(tokens.shape, generator=generator).to(device)
     random_tokens = torch.randint(len(tokenizer), tokens.shape, generator=generator).to(device)
@@ -92,8 +92,8 @@ def _predicted_losses(
             model.module, tokens.to(model.device), model.tokenizer, generator
         )
         return losses.cpu(), is_hidden.cpu()
-    last = model.head(tokens, model.n_layers - 1)
-    (losses,) = next_token_losses(model, [last], tokens)
+    after_last_block = model.head(tokens, model.n_layers - 1)
+    (losses,) = next_token_losses(model, [after_last_block], tokens)
     is_predicted = torch.ones_like(tokens, dtype=torch.bool)
     is_predicted[:, 0] = False
     return losses.flatten().cpu(), is_predicted
@@ -120,7 +120,7 @@ def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
     predicted_tokens = []
     for batch in rows.batches(rows_per_batch(rows)):
         losses, is_predicted = _predicted_losses(model, batch.tokens, generator)
-        values = {"loss": losses, "tokens": torch.ones_like(losses)}
+        values = {"loss": losses, "tokens": torch.ones_like(losses)}  # a sum of ones counts tokens
         sums.add(batch.documents[is_predicted], values)
         predicted_tokens.append(batch.tokens[is_predicted])
     facts = mean_columns("loss", sums["loss"], sums["tokens"])

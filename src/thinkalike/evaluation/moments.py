@@ -79,7 +79,7 @@ def batch_rows_of_moments(
     rows: TokenRows,
     budget: Budget,
 ) -> int:
-    """Return how many rows of text are read together to gather moments, at least one.
+    """Return how many rows of text are read together to sum products of states, at least one.
 
     They are as many as fit into memory, with the states of all layers and two copies of them in
     float64, but not more than are efficient on the device.
@@ -96,10 +96,11 @@ def batch_rows_of_moments(
     for layers, model in ((source_layers, source), (target_layers, target)):
         bytes_per_number = model.dtype.itemsize + BYTES_OF_FLOAT64_COPIES
         bytes_per_token += len(layers) * model.d_model * bytes_per_number
-    widest = max(rows.context, rows.source_tokens.shape[1])
+    # A row has more tokens by one tokenizer than by the other.
+    longest = max(rows.context, rows.source_tokens.shape[1])
 
     def fits(row_count: int) -> bool:
         """Return whether the states of this many rows fit into the memory that is left."""
-        return row_count * widest * bytes_per_token <= budget.room
+        return row_count * longest * bytes_per_token <= budget.room
 
     return halve_until(fits, rows_per_batch(rows, tokens_per_batch(target.device)))

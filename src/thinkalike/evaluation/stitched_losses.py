@@ -132,18 +132,21 @@ def document_sums(
                 target, name, control.maps, layer_pairs, control_batch, pair_groups
             )
 
-        _add_predicted(sums, batch_of_rows.source_documents, source_losses)
-        _add_predicted(sums, batch_of_rows.documents, losses)
+        _add_losses(sums, batch_of_rows.source_documents, source_losses)
+        _add_losses(sums, batch_of_rows.documents, losses)
     return sums
 
 
-def _add_predicted(sums: DocumentSums, documents: Tensor, losses: Mapping[str, Tensor]) -> None:
-    """Add the losses of all tokens but the first of each row, which nothing predicts, to the sums.
+def _add_losses(sums: DocumentSums, documents: Tensor, losses: Mapping[str, Tensor]) -> None:
+    """Add losses to the sums of their documents, for all tokens but the first of each row.
+
+    The first has no loss: no token before it predicts it.
 
     Args:
         sums: The sums by document, which are changed in place.
-        documents: The document of each token, (b, t).
-        losses: The losses of the predicted tokens by name, (*p, b, t - 1).
+        documents: The index of the document of each token, (b, t).
+        losses: The losses of the tokens after the first by name, (b, t - 1), or (pairs, b, t - 1)
+            for several layer pairs.
     """
     flat_losses = {name: values.flatten(-2) for name, values in losses.items()}
     sums.add(documents[:, 1:].flatten(), flat_losses)
@@ -154,12 +157,12 @@ def _states_of_control(
 ) -> list[Tensor]:
     """Return the states that the maps of a control read, (b, t, d) for each layer pair.
 
-    A control has maps that read another model than the source, such as one with random weights, or
-    the target itself. The states are those at the target's tokens.
+    A control is a set of maps into the target that read a model other than the source, such as one
+    with random weights, or the target itself. There is one state for each token of the target.
 
     Args:
-        control: The control, which says whether its model reads the tokens and layers of the
-            source or of the target.
+        control: The control. If its model replaces the source, it reads the source's tokens and
+            layers; otherwise those of the target.
         target: The target, whose states the batch has already.
         layer_pairs: The source's and the target's layer of each map.
         batch: The rows, with the states of both models.
@@ -168,7 +171,7 @@ def _states_of_control(
         source_layers = [layer for layer, _ in layer_pairs]
         return batch.rows.source_states(control.model, source_layers)
     if control.model is target:
-        return batch.target_states
+        return batch.target_states  # no second pass of the target
     target_layers = [layer for _, layer in layer_pairs]
     return control.model.residuals(batch.rows.tokens, target_layers)
 
@@ -275,16 +278,20 @@ def _relative_distance(
 
 @torch.no_grad()
 def target_losses(model: FrozenModel, rows: TokenRows) -> Float[Tensor, " documents"]:
-    """Return the sum in nats of a language model's losses over the tokens of each document.
+    """Return a language model's total next-token loss on each document, in nats.
 
-    The first token of each row is left out, as nothing predicts it.
+    The first token of each row is left out, as no token before it predicts it.
+
+    Args:
+        model: The model as it is, such as the target of a stitch without the stitch.
+        rows: The rows of text, with the document of each token.
     """
     sums = DocumentSums(rows.documents)
     batch_rows = rows_per_batch(rows, tokens_per_batch(model.device))
     for batch in rows.batches(batch_rows):
-        last = model.head(batch.tokens, model.n_layers - 1)
-        (loss,) = next_token_losses(model, [last], batch.tokens)
-        _add_predicted(sums, batch.documents, {"loss": loss})
+        after_last_block = model.head(batch.tokens, model.n_layers - 1)
+        (loss,) = next_token_losses(model, [after_last_block], batch.tokens)
+        _add_losses(sums, batch.documents, {"loss": loss})
     return sums["loss"]
 
 

@@ -72,25 +72,25 @@ class _RunningMeans:
         """Add the states of n tokens to the running mean of their code, in each layer.
 
         If m is the mean of n₁ states, the mean with n₂ further states x is
-        m + Σ(x - m) / (n₁ + n₂). Tokens with a code that is not kept are left out.
+        m + Σ(x - m) / (n₁ + n₂). Tokens whose code is not among those of this object are left out.
 
         Args:
-            codes: The code of each token.
+            codes: The code of each token, such as its id.
             states: The states of the tokens in each layer.
         """
-        indices = self._indices(codes)
-        is_kept = indices >= 0
+        indices = self._indices(codes)  # -1 for a code that is not among those of this object
+        is_known = indices >= 0
         # The codes that occur among these tokens, as indices, and which of them each token has.
-        occurring, which_code, token_counts = indices[is_kept].unique(
+        occurring, which_code, token_counts = indices[is_known].unique(
             return_inverse=True, return_counts=True
         )
         self._counts[occurring] += token_counts
         for layer, states_of_layer in enumerate(states):
-            if not len(self._means[layer]):
+            if not len(self._means[layer]):  # the first states, which tell the width of the layer
                 width = states_of_layer.shape[1]
                 self._means[layer] = states_of_layer.new_zeros(len(self._codes), width)
             old_means = self._means[layer][occurring]  # m
-            deviations = states_of_layer[is_kept] - old_means[which_code]  # x - m
+            deviations = states_of_layer[is_known] - old_means[which_code]  # x - m
             sums = torch.zeros_like(old_means).index_add_(0, which_code, deviations)
             total_counts = self._counts[occurring, None].to(old_means)  # n₁ + n₂
             self._means[layer][occurring] = old_means + sums / total_counts
@@ -105,8 +105,8 @@ class _RunningMeans:
             layer: The index of the layer among those that have means.
             default: For each token, what is returned if no state was averaged for its code.
         """
-        indices = self._indices(codes)
-        valid_indices = indices.clamp(min=0)
+        indices = self._indices(codes)  # -1 for a code that is not among those of this object
+        valid_indices = indices.clamp(min=0)  # what index 0 gives for them is not used
         has_mean = (self._counts[valid_indices] > 0) & (indices >= 0)
         means = self._means[layer][valid_indices]
         return torch.where(has_mean[:, None], means, default.to(means))
@@ -136,11 +136,14 @@ class TokenMeans:
         fitting_rows: Int[Tensor, "rows t"],
         evaluation_rows: Int[Tensor, "some u"],
     ):
-        """Average the model's states in the fitting rows, by token or other context.
+        """Average the model's states in the fitting rows, by context.
 
-        Means are kept only of the contexts that occur in the evaluation rows.
+        A context is the current token, in a subclass also the pair with the previous one; each
+        function of `context_codes` gives tokens the codes of one sort of context. Means are kept
+        only of the contexts that occur in the evaluation rows, of any number and length.
         """
         self.layers = list(dict.fromkeys(layers))
+        # The object takes the place of a model, and has the same attributes.
         self.d_model = model.d_model
         self.n_layers = model.n_layers
         self.vocabulary = model.vocabulary
@@ -156,7 +159,7 @@ class TokenMeans:
 
     @torch.no_grad()
     def read(self, model: StateSource, fitting_rows: Int[Tensor, "rows t"]) -> None:
-        """Run the model on rows, and add their states to the means.
+        """Run the model on rows, with a progress display, and add their states to the means.
 
         Args:
             model: The model whose states are averaged.
@@ -167,15 +170,19 @@ class TokenMeans:
         rows = fitting_rows[: max(MOST_TOKENS // context, 1)].long().cpu()
         batch_rows = max(tokens_per_batch(model.device) // context, 1)
         for batch in counted(rows.split(batch_rows), "batch of token means"):
-            if len(batch):
+            if len(batch):  # without any rows, `split` returns one empty batch
                 self.update(batch, model.residuals(batch, self.layers))
 
     def update(self, rows: Int[Tensor, "b t"], states: Sequence[Float[Tensor, "b t d"]]) -> None:
-        """Add the states of rows to the means of their tokens, or of pairs of tokens and so on.
+        """Add states to the running means of their contexts.
+
+        A context is what a mean is taken over: all tokens, the current token, and for bigram
+        means the previous and the current token. A function for each of them gives every token
+        the code of its context.
 
         Args:
             rows: The token ids.
-            states: The states of these tokens at each layer that means are gathered for.
+            states: The states of these tokens after each block of `self.layers`, in this order.
         """
         token_ids = rows.long().cpu()
         flat_states = [state.flatten(0, 1).float().cpu() for state in states]
@@ -194,16 +201,17 @@ class TokenMeans:
         Args:
             rows: The token ids. Means are kept only of tokens in the evaluation rows that the
                 object was made for; other tokens count as not occurring.
-            layers: Blocks, each of them one of those after which states were averaged.
+            layers: Indices of blocks; only those after which states were averaged have means.
         """
         token_ids = rows.long().cpu()
         states = []
         for layer in layers:
             layer_index = self.layers.index(layer)
-            mean_states = torch.zeros(rows.numel(), self.d_model)
-            # From the least to the most specific context: the mean of the former stands in where
-            # the latter has none. `strict=False`, because the view `of_current_token` of bigram
-            # means has fewer means than codes.
+            mean_states = torch.zeros(rows.numel(), self.d_model)  # if no state was averaged
+            # From the least to the most specific context (all tokens, the current token, a pair):
+            # the mean of the former stands in where the latter has none. `strict=False`, because
+            # bigram means restricted to `of_current_token` have fewer means than functions of
+            # codes.
             for context_code, means in zip(self.context_codes, self._means, strict=False):
                 codes = context_code(token_ids, self.vocabulary).flatten()
                 mean_states = means.lookup(codes, layer_index, default=mean_states)
@@ -212,7 +220,7 @@ class TokenMeans:
 
     @property
     def of_current_token(self) -> TokenMeans:
-        """The means by the current token alone, without the previous one; memory is shared."""
+        """A copy with the means by the current token, without those of pairs; memory is shared."""
         view = copy(self)
         # The contexts of a subclass, such as pairs of tokens, come after those of `TokenMeans`.
         view._means = self._means[: len(TokenMeans.context_codes)]

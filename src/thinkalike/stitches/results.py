@@ -46,7 +46,7 @@ class _StatedFacts:
 
     @classmethod
     def of(cls, facts: object, path: str) -> _StatedFacts:
-        """Return the facts about its stitches that a file states.
+        """Check the facts about its stitches that a file states, and return them.
 
         Args:
             facts: The parsed JSON of the file's metadata.
@@ -62,7 +62,9 @@ class _StatedFacts:
 
     @classmethod
     def _checked(cls, facts: object) -> _StatedFacts:
-        """Return the facts about its stitches that a file states.
+        """Check the facts about its stitches that a file states, and return them.
+
+        The rank is returned unchecked: who makes the stitches checks it.
 
         Args:
             facts: The parsed JSON of the file's metadata, which may be anything.
@@ -177,6 +179,8 @@ def _path_in_words(result: Result) -> str:
 def _sites(result: Result, pair: LayerPair) -> tuple[Site, Site]:
     """Return the site in the source and the site in the target of a layer pair.
 
+    The two models are those that the result was made from, as it describes them.
+
     Raises:
         StitchError: One of the two models does not have its layer.
     """
@@ -186,7 +190,7 @@ def _sites(result: Result, pair: LayerPair) -> tuple[Site, Site]:
 
 
 def _tensors(result: Result, prefix: str) -> dict[str, Tensor]:
-    """Return the tensors of one stitch from the file of a result, by name without the prefix.
+    """Read the tensors of one stitch from a result's file of stitches; names lose the prefix.
 
     Args:
         result: The result.
@@ -223,11 +227,13 @@ def _stitch_of_tensors(
         kind: The kind of the stitch.
         widths: The widths of the states that it maps from and to.
         norm: Where it has a LayerNorm.
-        rank: The rank of a stitch of low rank; it may be anything that a file can state.
+        rank: The rank of a stitch of low rank, as a file states it: a value of any type. Other
+            kinds ignore it, but a file states it for all of them.
         tensors: Its weights by name.
 
     Raises:
-        ValueError: The rank is no whole number above 0, or there are too few weights.
+        ValueError: The rank is no whole number above 0, or there are fewer weights than a stitch
+            of these widths has.
         RuntimeError: The tensors do not fit the stitch.
     """
     width_in, width_out = widths
@@ -250,10 +256,14 @@ def _stitch_of_tensors(
 
 
 def _least_weight_count(kind: str, width_in: int, width_out: int, norm: str, rank: int) -> int:
-    """Return a lower bound of the number of weights of a stitch: its matrices and a LayerNorm."""
+    """Return a lower bound of the number of weights of a stitch: its matrices and a LayerNorm.
+
+    The identity has no matrix, low_rank has two of rank `rank`, and other kinds have at least one.
+    Biases are not counted.
+    """
     count = 0
     if norm != "none":
-        # The gain of a LayerNorm before the map has the one width, and after it the other.
+        # A LayerNorm before the map has a gain of the width in, and one after it of the width out.
         count += min(width_in, width_out)
     if kind == "low_rank":
         count += rank * (width_in + width_out)
@@ -281,6 +291,8 @@ class Stitches(Mapping[LayerPair, StitchMap]):
     def __init__(self, result: Result, seed: int = 0, *, is_back: bool = False):
         """Check what the file of the result states about its stitches; read no weights yet.
 
+        Stitches with a LayerNorm or from a plugin are refused, as they may be no affine maps.
+
         Args:
             result: The result.
             seed: The seed of the fits, numbered from 0.
@@ -303,7 +315,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
                 f"{named_setting('stitch.norm', stated.norm)}"
             )
             remedy = ": thinkalike.stitches.results.stitch_modules(result) gives the modules"
-            if stated.widths is None:
+            if stated.widths is None:  # an old file, from which no module can be made
                 remedy = f", and its {NAME} does not say their widths: fit them again"
             raise StitchError(
                 f"the stitches of {result.place} may be no affine maps ({settings}){remedy}"
@@ -319,7 +331,10 @@ class Stitches(Mapping[LayerPair, StitchMap]):
         return Stitches(self.result, self.seed, is_back=not self.is_back)
 
     def __getitem__(self, pair: int | np.integer | LayerPair) -> StitchMap:
-        """Return the stitch of a layer pair (l, m); a single number l stands for (l, l).
+        """Read the stitch of a layer pair (l, m) and return it as an affine map with its sites.
+
+        l is the layer of the source and m that of the target, also for stitches back. A single
+        number l stands for (l, l).
 
         Raises:
             UnknownPairError: The result has no stitch of this pair.
@@ -332,24 +347,27 @@ class Stitches(Mapping[LayerPair, StitchMap]):
                 f"{self.result.place} has no stitch {layer_pair}; there is: {known_pairs}"
             )
         with explaining_file_errors(f"cannot read the stitch {layer_pair} of {self.result.place}"):
-            number = self._pairs.index(layer_pair)
+            number = self._pairs.index(layer_pair)  # by which its tensors are named
             tensors = _tensors(self.result, f"{self._prefix}{number}.")
             affine = _affine_map_of(self._kind, tensors)
             self._check_widths(affine)
             source, target = _sites(self.result, layer_pair)
             sites = (source, target)
-            if self.is_back:
+            if self.is_back:  # it maps the target's states to the source's
                 sites = (target, source)
             stitch = StitchMap(affine.weight, affine.bias, *sites)
-            if self.result.is_kept:
+            if self.result.is_kept:  # in a folder, which errors of the stitch can name
                 stitch.file = self.result.place
             return stitch
 
     def _check_widths(self, affine: AffineMap) -> None:
-        """Raise a ValueError if a map has other widths than the file states, if it states any."""
+        """Raise a ValueError if the file states other widths than those of a map.
+
+        A file of closed forms and an old file state none, and all widths pass.
+        """
         if self._widths is None:
             return
-        stated_widths = self._widths
+        stated_widths = self._widths  # of the source and the target
         if self.is_back:
             stated_widths = self._widths[::-1]
         width_out, width_in = affine.weight.shape
@@ -391,7 +409,8 @@ def load_stitch(result: Result | str | os.PathLike[str], *, seed: int = 0) -> St
 
     Raises:
         StoreError: The folder holds no finished result, or a file of it is damaged.
-        StitchError: The result holds no stitches of the seed, or they may be no affine maps.
+        StitchError: The result holds no stitches of the seed, or they may be no affine maps, as
+            those with a LayerNorm or from a plugin.
 
     >>> quick = {"steps": 1, "evaluation_tokens": 2048}
     >>> result = stitch("gelu-3l-mini", kind="least_squares", layers=[1], **quick)
@@ -400,28 +419,31 @@ def load_stitch(result: Result | str | os.PathLike[str], *, seed: int = 0) -> St
     """
     if not isinstance(result, Result):
         return Stitches(open_result(result), seed)
-    if result.is_kept:
+    if result.is_kept:  # opened again, which checks that its files are undamaged
         return Stitches(open_result(result.folder), seed)
-    return Stitches(result, seed)
+    return Stitches(result, seed)  # it is in memory, without files
 
 
 def _affine_map_of(kind: str, tensors: dict[str, Tensor]) -> AffineMap:
     """Return the affine map that the stored tensors of a stitch stand for.
 
     Args:
-        kind: The kind of the stitch, a trained one without a LayerNorm or a closed form.
+        kind: The kind of the stitch: a trained kind, or the name of a closed form. It has no
+            LayerNorm.
         tensors: Its tensors by name.
     """
     if kind not in KINDS:  # a closed form has the tensors "map.weight" and "map.bias"
         tensors = {name.removeprefix("map."): tensor for name, tensor in tensors.items()}
         return AffineMap(**tensors)
     matrices = [tensors[name] for name in sorted(tensors) if tensors[name].dim() == 2]
-    # Two factors of a map of low rank, in the order in which they are applied, or one matrix.
+    # Two factors of a map of low rank, in the order in which they are applied, or one matrix, or
+    # for an orthogonal map several of one size.
     first = matrices[0]
     last = matrices[-1]
     widths = (first.shape[1], last.shape[0])
-    rank = len(first)  # ignored by kinds with one matrix
-    return _stitch_of_tensors(kind, widths, "none", rank, tensors).affine()
+    rank = len(first)  # ignored by all kinds but low_rank
+    stitch = _stitch_of_tensors(kind, widths, norm="none", rank=rank, tensors=tensors)
+    return stitch.affine()
 
 
 def stitch_modules(
@@ -483,15 +505,15 @@ def stitch_modules(
 
 
 def _trusted_plugin(result: Result, stored_kind: str, plugin: str | None) -> str:
-    """Return the kind FILE.py:NAME of stitches with the path of the file that the caller gives.
+    """Return the kind FILE.py:NAME of a plugin's stitches, with FILE.py as the caller gives it.
 
     From now on the file may be run, because the caller has named it and its content is that of the
-    file that made the stitches. A path that only a result names is never run.
+    file that made the stitches (by digest). A path that only a result names is never run.
 
     Args:
-        result: The result.
+        result: The result, whose provenance has the digests of its plugins.
         stored_kind: The kind FILE.py:NAME that the result states.
-        plugin: The path that the caller gives; None: none.
+        plugin: The path of the file that the caller gives; None if none is given.
 
     Raises:
         PluginError: No path is given, or its file is not the one that made the stitches.

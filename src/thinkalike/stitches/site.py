@@ -35,7 +35,10 @@ class Site:
     layers: int = 0
 
     def __post_init__(self) -> None:
-        """Raise a StitchError if a field, which may come from any file, is impossible."""
+        """Raise a StitchError if a field, which may come from any file, is impossible.
+
+        The number of blocks may be 0, which stands for unknown; then the layer can be any.
+        """
         texts = (self.model, self.revision, self.fingerprint, self.dtype, self.settings)
         has_texts = all(isinstance(text, str) for text in texts)
         has_numbers = _is_natural_number(self.layer) and _is_natural_number(self.layers)
@@ -56,6 +59,7 @@ class Site:
                 and its MLP.
             layer: The number of the block.
         """
+        # Older results do not have the last three entries: "" and 0 stand for unknown.
         return cls(
             model=str(model["name"]),
             revision=str(model["revision"]),
@@ -76,16 +80,18 @@ class Site:
     def is_same_as(self, other: Site) -> bool:
         """Return whether two sites are the same place in models of the same weights.
 
-        The names of the models are not compared.
+        A place is a block, and after it or between its attention and its MLP. The names of the
+        models are not compared.
         """
         if self.fingerprint != other.fingerprint:
             return False
         return self.layer == other.layer and self.site == other.site
 
     def cut(self, model: FrozenModel) -> FrozenModel:
-        """Return a view of a model whose states are read and replaced at this kind of site.
+        """Return a view of a model whose layers are places like this site.
 
-        For a site after a block this is the model itself.
+        For a site after a block this is the model itself. For one between the attention and the
+        MLP of a block, it is a view whose states of a layer are read and replaced there.
         """
         if self.site == AFTER:
             return model

@@ -96,7 +96,8 @@ class StitchModule(nn.Module):
     def _new_map(self, rank: int) -> nn.Module | None:
         """Return a map of this stitch's kind, with initial weights; None for the identity.
 
-        Where φ(h) is h plus the map, the map starts at zero. Otherwise it starts orthogonal.
+        Where φ(h) is h plus the map of h, the map starts at zero. Otherwise the weight starts as a
+        random orthogonal matrix, or for the kind "orthogonal" at the identity. Biases start at 0.
 
         Args:
             rank: The rank of a map of low rank; other kinds ignore it.
@@ -118,7 +119,7 @@ class StitchModule(nn.Module):
             return linear
         with torch.no_grad():
             linear.weight.copy_(torch.eye(width_in))
-        return orthogonal(linear)
+        return orthogonal(linear)  # of torch: whatever is trained, the weight stays orthogonal
 
     def extra_repr(self) -> str:
         """Return the kind and the widths, to be shown in the `repr` of the module."""
@@ -128,8 +129,12 @@ class StitchModule(nn.Module):
     def forward(self, residual: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         """Return φ of each state, computed in the dtype of φ's weights.
 
-        With the term h ("residual"), φ(h) is h plus the map of h. A LayerNorm before the map
-        ("pre") applies to both.
+        φ(h) is the map of h, or h plus the map of h if `self.residual`; the identity has no map. A
+        LayerNorm before the map (`self.pre`) applies to both terms, and one after it
+        (`self.post`) to their sum.
+
+        Args:
+            residual: The states h, of a residual stream, with any leading axes.
         """
         weight = next(self.parameters(), None)
         if weight is not None:
@@ -148,10 +153,10 @@ class StitchModule(nn.Module):
         """Set the weights such that φ(h) = weight h + bias, as far as the kind of φ allows.
 
         A linear φ drops the bias. One of low rank takes the nearest map of its rank, and an
-        orthogonal one the nearest orthogonal matrix. A LayerNorm is not changed. φ must have a
-        map, which is not of a plugin.
+        orthogonal one the nearest orthogonal matrix. A LayerNorm is not changed. φ must not be
+        the identity, which has no map to set, nor a plugin's module.
         """
-        # If φ(h) is h plus a map of h, the map has the rest.
+        # If φ(h) is h plus the map of h, the map is the wanted map minus the identity.
         map_weight = weight
         if self.residual:
             map_weight = weight - torch.eye(len(weight)).to(weight)
@@ -160,7 +165,7 @@ class StitchModule(nn.Module):
             inner, outer = self.map
             assert isinstance(inner, nn.Linear)
             assert isinstance(outer, nn.Linear)
-            # The leading singular vectors give the nearest map of a rank (Eckart and Young).
+            # The leading singular vectors give the nearest matrix of a rank (Eckart and Young).
             u, singular_values, v_transposed = torch.linalg.svd(map_weight, full_matrices=False)
             rank = len(inner.weight)
             inner.weight.copy_(v_transposed[:rank])
@@ -170,7 +175,8 @@ class StitchModule(nn.Module):
 
         assert isinstance(self.map, nn.Linear)
         if self.kind == "orthogonal":
-            # Assigning to a parametrized weight takes the nearest orthogonal matrix.
+            # Torch parametrizes this weight, and turns what is assigned to it into the nearest
+            # orthogonal matrix.
             self.map.weight = map_weight.to(self.map.weight.dtype)
         else:
             self.map.weight.copy_(map_weight)
@@ -191,7 +197,8 @@ class StitchModule(nn.Module):
             raise ValueError(
                 f"kind={self.kind}, norm={self.norm}: a plugin or a LayerNorm may be no affine map"
             )
-        # One linear map, or the two factors of a map of low rank; none for the identity.
+        # One linear map, or the two factors of a map of low rank, the one that is applied first in
+        # front; none for the identity.
         linear_maps = [module for module in self.modules() if isinstance(module, nn.Linear)]
         if not linear_maps:
             identity = torch.eye(self.widths[0], dtype=torch.float64)
@@ -225,7 +232,9 @@ def _check_arguments(kind: str, width_in: int, width_out: int, norm: str, rank: 
 
 
 def _map_of_plugin(kind: str, width_in: int, width_out: int) -> nn.Module:
-    """Return the module that a user's class or function makes, after a trial of its shapes.
+    """Return the module that a user's class or function makes for a stitch of these widths.
+
+    It is called once on zeros, to see that it maps to states of the right width.
 
     Args:
         kind: The file and the name in it, FILE.py:NAME.
@@ -235,6 +244,7 @@ def _map_of_plugin(kind: str, width_in: int, width_out: int) -> nn.Module:
         PluginError: It fails, makes no module with weights, or maps to another width.
     """
     function = plugins.load(kind)
+    # An error in this context names the stitch of the user in its message.
     with plugins.blaming(f"stitch {kind}"):
         assert callable(function), "it is neither a class nor a function"
         module = function(width_in, width_out)
@@ -284,9 +294,10 @@ def facts_of_stitches(
     Args:
         pairs: The layer pairs, in the order of their indices.
         kind: The kind of the stitches.
-        norm: Where they have a LayerNorm.
+        norm: Where they have a LayerNorm: "none", "pre" or "post".
         widths: The widths of the source and the target; None for maps that were not trained.
-        rank: The rank of stitches of kind low_rank.
+        rank: The setting of the rank, which only low_rank uses; None for maps that were not
+            trained.
     """
     facts: dict[str, object] = {"pairs": pairs, "kind": kind, "norm": norm}
     if widths is not None:

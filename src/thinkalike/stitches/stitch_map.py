@@ -143,7 +143,8 @@ class StitchMap(nn.Module):
         Args:
             source: The model whose states are mapped.
             target: The model that continues from the mapped states.
-            check: Whether the models must have the weights that the stitch was made with.
+            check: Whether the models must have the weights and settings with which the stitch was
+                made.
 
         Raises:
             StitchError: The models have other weights, their tokenizers differ, or one lacks the
@@ -155,6 +156,7 @@ class StitchMap(nn.Module):
         with in_file(self.file):
             self.source.check_layer(source.name, source.n_layers)
             self.target.check_layer(target.name, target.n_layers)
+        # A site can be in the middle of a block; views have their layers at such places.
         source_at_site = self.source.cut(source)
         target_at_site = self.target.cut(target)
         return StitchedModel(
@@ -244,7 +246,7 @@ def _checked_numbers(tensor: object, name: str) -> Tensor:
         name: "weight" or "bias", for errors.
 
     Raises:
-        StitchError: It has integers, or anything else than real numbers.
+        StitchError: Its entries are integers or anything but real numbers.
     """
     if isinstance(tensor, Tensor) and tensor.dtype in WHOLE:
         raise StitchError(
@@ -268,7 +270,7 @@ def _check_finite(tensor: Tensor, name: str) -> None:
 
 
 def _real_tensor(value: object, name: str) -> Tensor:
-    """Return a tensor, or anything that NumPy can make an array of, as a tensor of real numbers.
+    """Return a value as a tensor of real numbers: a tensor, or what NumPy can make an array of.
 
     Raises:
         StitchError: It has no real numbers; the message begins with `name`.
@@ -284,7 +286,7 @@ def _card(stitch: StitchMap) -> str:
     width_out, width_in = stitch.weight.shape
     source_row = _card_row("source", stitch.source, width_in)
     target_row = _card_row("target", stitch.target, width_out)
-    source_name = json.dumps(plain(stitch.source.model))  # quoted, as Python's literals are
+    source_name = json.dumps(plain(stitch.source.model))  # in quotes, for the Python code below
     layer = stitch.source.layer
     return f"""---
 library_name: thinkalike

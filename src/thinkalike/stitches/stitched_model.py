@@ -24,7 +24,15 @@ class StitchedModel:
     def __init__(
         self, source: FrozenModel, layer: int, phi: nn.Module, depth: int, target: FrozenModel
     ):
-        """Check that the models fit together; see the class for the arguments."""
+        """Check that the models read the same tokens and have the layers.
+
+        Args:
+            source: The model that is run up to `layer`.
+            layer: The block of the source after which its states are taken.
+            phi: Maps these states to states of the target.
+            depth: The block of the target whose output the mapped states replace.
+            target: The model whose later blocks continue.
+        """
         self.source = source
         self.layer = layer
         self.phi = phi
@@ -42,8 +50,9 @@ class StitchedModel:
     def __call__(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
         """Return the logits of each next token, (row, position, token of the vocabulary).
 
-        The source runs up to its layer, φ maps its states, and the target continues from these.
-        The logits are differentiable with respect to the trainable weights of φ.
+        The source runs up to block `layer`, φ maps the states after it, and the target continues
+        after its block `depth` as if they were its own. The logits are differentiable with respect
+        to the trainable weights of φ.
 
         Raises:
             ModelError: The target predicts no next token.
@@ -52,8 +61,8 @@ class StitchedModel:
         return self.target.tail(states.to(self.target.device, self.target.dtype), self.depth)
 
     @torch.no_grad()
-    def generate(self, tokens: Int[Tensor, "b t"], steps: int) -> Int[Tensor, "b more"]:
-        """Return the tokens followed by `steps` more, each of which is the most likely one.
+    def generate(self, tokens: Int[Tensor, "b t"], steps: int) -> Int[Tensor, "b t_plus_steps"]:
+        """Return the tokens followed by `steps` more, each the most likely next token.
 
         Each step runs the whole row, without a cache. The result is on the device of `tokens`.
 

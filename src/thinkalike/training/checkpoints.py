@@ -45,7 +45,7 @@ class StateFiles(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
-        """Write a checkpoint of Lightning in the format of this package's store.
+        """Write a checkpoint of Lightning to a path, in the format of this package's store.
 
         `storage_options`, which Lightning may pass, is ignored.
         """
@@ -87,7 +87,7 @@ class KeptState:
 
     @classmethod
     def read(cls, path: Path, steps: int, *, has_configured_rates: bool) -> KeptState:
-        """Return the path and the step of a checkpoint.
+        """Read and check the step of a checkpoint, and return it with the path.
 
         Args:
             path: The file of the checkpoint.
@@ -111,9 +111,9 @@ class KeptState:
         """Raise a StoreError unless a checkpoint may be one that this very training has written.
 
         Its entries must have the names, types, shapes and dtypes of this training's. Options of
-        optimizers and schedules must have the values that they have after so many steps, so that
-        no setting differs from the job's. Weights and momenta must be finite; their values are not
-        checked otherwise.
+        optimizers and schedules must have the values that they have after as many steps (unless a
+        callback of the user may have changed them), so that no setting differs from the job's.
+        Weights and momenta must be finite; their values are not checked otherwise.
 
         Args:
             state: The checkpoint, which Lightning has read but not applied yet.
@@ -169,9 +169,9 @@ class KeptState:
 
 
 def _state_after_steps(scheduler: LRScheduler, steps: int) -> dict[str, object]:
-    """Advance a schedule by so many steps, and return its state.
+    """Advance a learning rate schedule by so many steps, and return its state.
 
-    As a side effect, its optimizer gets the learning rate of that step.
+    As a side effect, its optimizer gets the learning rate of the step that it has reached.
     """
     for _ in range(steps):
         scheduler.step()
@@ -282,7 +282,8 @@ def _weight_not_finite(weights: object, module: pl.LightningModule) -> str:
     Buffers are not checked: curves of losses have NaN for the steps that are yet to come.
 
     Args:
-        weights: The stored weights by name; a value that is no mapping is reported elsewhere.
+        weights: The stored weights by name. A mapping or a weight of another type passes here: it
+            is found when the types of all entries are compared.
         module: The module, which says which names are weights and not buffers.
     """
     if not isinstance(weights, dict):
@@ -299,7 +300,7 @@ def _count_beyond(progress: object, steps: int, name: str = "fit_loop") -> str:
 
     Args:
         progress: The stored progress of Lightning's loops: nested mappings, in which each integer
-            is a count.
+            is a count. Other values, such as booleans, are not checked.
         steps: How many steps were done.
         name: What the text calls `progress`: its path of keys.
     """
@@ -315,7 +316,7 @@ def _count_beyond(progress: object, steps: int, name: str = "fit_loop") -> str:
 
 
 def invalid_momenta(state: object, optimizer: torch.optim.Optimizer, steps: int) -> str:
-    """Return a text of the first stored momentum that an optimizer cannot have, or "".
+    """Return a text of what is wrong with the first invalid momentum of a checkpoint, or "".
 
     A momentum must be finite and have the shape and dtype of its weight. The entry "step", which
     Adam has for each weight, must be a number from 1 to the steps done.
@@ -328,26 +329,29 @@ def invalid_momenta(state: object, optimizer: torch.optim.Optimizer, steps: int)
     weights = _weights_of(optimizer)
     if not isinstance(state, dict):
         return f"the state of an optimizer is {type(state).__name__}"
-    for number, entries in state.items():
-        is_known = type(number) is int and 0 <= number < len(weights)
+    for index, entries in state.items():
+        is_known = type(index) is int and 0 <= index < len(weights)
         if not is_known or not isinstance(entries, dict):
             return (
-                f"the state of an optimizer has the entry {str(number)[:MOST_SHOWN]}, "
+                f"the state of an optimizer has the entry {str(index)[:MOST_SHOWN]}, "
                 f"and there are {len(weights)} weights"
             )
         for name, value in entries.items():
-            subject = f"{str(name)[:MOST_SHOWN]} of weight {number}"
+            subject = f"{str(name)[:MOST_SHOWN]} of weight {index}"
             if name == "step":
                 reason = _invalid_count(value, steps)
             else:
-                reason = _invalid_momentum(value, weights[number])
+                reason = _invalid_momentum(value, weights[index])
             if reason:
                 return f"{subject} {reason}"
     return ""
 
 
 def _invalid_count(count: object, steps: int) -> str:
-    """Return a text of what is wrong with a weight's stored number of steps, or ""."""
+    """Return a text of what is wrong with a weight's stored number of steps, or "".
+
+    Adam stores it as a tensor of one floating-point number without axes.
+    """
     is_number = (
         isinstance(count, Tensor) and count.shape == torch.Size() and count.is_floating_point()
     )
@@ -403,9 +407,9 @@ class KeepStates(Checkpoint):
         files: StateFiles,
         resumed: KeptState | None = None,
     ):
-        """Store where and how often checkpoints are written; a first one is timed from now.
+        """Store where and how often checkpoints are written; see the class for the arguments.
 
-        `files` has the checkpoint that Lightning has loaded, and `resumed` says what it should be.
+        Large checkpoints are some minutes apart; the first of them is timed from now.
         """
         self.folder = folder
         self.name = name
@@ -424,7 +428,7 @@ class KeepStates(Checkpoint):
         self.files.loaded = {}
 
     def on_train_start(self, trainer: pl.Trainer, *_: object) -> None:
-        """Restore this package's signal handlers, and check that the training resumes as stored.
+        """Restore this package's signal handlers, and check at which step the training resumes.
 
         Raises:
             StoreError: The loops of Lightning have resumed at another step than the checkpoint
@@ -439,7 +443,7 @@ class KeepStates(Checkpoint):
                 f"and its global_step is {self.resumed.step}",
             )
         self._momenta_at_start = _momenta_names(trainer)
-        self.has_begun = True
+        self.has_begun = True  # from here on, errors of Lightning are not blamed on the checkpoint
         self.activity.begin(trainer.global_step)
 
     def on_train_batch_end(  # type: ignore[override]
@@ -447,13 +451,17 @@ class KeepStates(Checkpoint):
     ) -> None:
         """Report the step, write a checkpoint if it is time for one, and stop after a signal.
 
+        A checkpoint is due at every `every`-th step (a large one only if the last is some minutes
+        old), and always before stopping.
+
         Raises:
             StoreError: This is the first step of a resumed training, and its checkpoint lacked
                 the momenta of some weights.
             Interrupted: A signal came.
         """
         step = trainer.global_step
-        # The optimizer makes missing momenta in the first step, so that their names change then.
+        # The optimizer makes missing momenta in its first step. So if their names have changed
+        # since the checkpoint was loaded, it lacked some.
         is_first_step = self.resumed is not None and step == self.resumed.step + 1
         if is_first_step and _momenta_names(trainer) != self._momenta_at_start:
             assert self.resumed is not None
@@ -464,6 +472,7 @@ class KeepStates(Checkpoint):
         if module.last_read is not None:
             self.activity.note = f"loss {module.last_read:.4f}"
 
+        # `asked` says whether a signal has come. All processes stop if it came to any of them.
         is_stopping = trainer.strategy.reduce_boolean_decision(asked(), all=False)
         if is_stopping or (step % self.every == 0 and self._is_due(trainer, module)):
             for logger in trainer.loggers:
@@ -481,18 +490,22 @@ class KeepStates(Checkpoint):
         """
         byte_count = sum(weight.nbytes for weight in module.state_dict().values())
         for optimizer in trainer.optimizers:
-            for entries in optimizer.state.values():
-                for value in entries.values():
+            for entries_of_weight in optimizer.state.values():  # such as its momentum
+                for value in entries_of_weight.values():
                     if isinstance(value, Tensor):
                         byte_count += value.nbytes
         if byte_count < LARGE_STATE:
             return True
         is_old = time.monotonic() - self._time_of_last_state >= SECONDS_BETWEEN_LARGE_STATES
+        # `all=False`: true in all processes if it is true in any.
         return trainer.strategy.reduce_boolean_decision(is_old, all=False)
 
 
 def _momenta_names(trainer: pl.Trainer) -> list[list[str]]:
-    """Return, for each weight, the sorted names of the entries that its optimizer has for it."""
+    """Return, for each weight, the sorted names of its optimizer's entries for it.
+
+    They are names such as "momentum_buffer"; a weight that has taken no step has none.
+    """
     names = []
     for optimizer in trainer.optimizers:
         for weight in _weights_of(optimizer):

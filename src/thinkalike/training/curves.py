@@ -36,7 +36,7 @@ def loggers_of(run: TrainingRun, kind: str) -> list[Logger]:
         run: Where the training runs.
         kind: The setting `logger.kind`.
     """
-    if rank(run):
+    if rank(run):  # not the first process
         return []
     if kind == "wandb":
         assert run.tracker is not None, "a job that logs to W&B has a tracker"
@@ -66,7 +66,8 @@ def move_to_earlier(folder: Path, steps_done: int) -> None:
 def join_all(folder: Path) -> None:
     """Join the curves of all runs of a training, which has ended, in `CURVES_FILE`.
 
-    Nothing is done if the training was never interrupted.
+    A run is what a training did until an interruption or its end. Without earlier runs, the file
+    is complete already and nothing is done.
     """
     if not (folder / EARLIER_CURVES_FILE).exists():
         return
@@ -89,6 +90,7 @@ def _join_curves(folder: Path, name: str, before: float = float("inf")) -> None:
     if not tables:
         return
     rows = pd.concat(tables)
+    # An interruption between writing the joined file and removing its parts can leave a row twice.
     rows = rows[rows["step"].astype(float) < before].drop_duplicates()
     temporary = folder / "joined"
     rows.to_csv(temporary, index=False)
@@ -96,7 +98,9 @@ def _join_curves(folder: Path, name: str, before: float = float("inf")) -> None:
 
 
 def read_curves(folder: Path) -> list[pd.DataFrame]:
-    """Return the table of curves of earlier runs, and that of the last run, if they exist.
+    """Return the table of curves of earlier runs, then that of the last run, if they exist.
+
+    Empty files are left out.
 
     Raises:
         StoreError: A file is not a table of numbers by step.
@@ -107,7 +111,7 @@ def read_curves(folder: Path) -> list[pd.DataFrame]:
             continue
         try:
             table = _read_table(path)
-        except OSError:
+        except OSError:  # the file cannot be read at all, which says nothing of its content
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {one_line(error)}"

@@ -54,6 +54,15 @@ class StepData(pl.LightningDataModule):
     ):
         """Compute how many rows a step has, and warn if they hold fewer tokens than asked for.
 
+        Args:
+            rows: All rows of text.
+            tokens_per_step: How many tokens all processes together read in a step.
+            steps: How many steps the training has.
+            seed: Decides the order of the rows in each epoch.
+            context: How many tokens of the target a row has; None: as many as columns.
+            repeats: How many steps in a row read the same rows.
+            setting: What warnings and errors call the number of tokens.
+
         Raises:
             DataError: `tokens_per_step` is less than one row.
         """
@@ -97,6 +106,7 @@ class StepData(pl.LightningDataModule):
                 f"{self.rows_per_step} rows of {self.context} tokens cannot be shared by "
                 f"{processes} processes"
             )
+        # Positions count the rows read since the training began, over all epochs.
         start = step // self.repeats * self.rows_per_step  # `repeats` steps read the same rows
         positions = range(start + rank, start + self.rows_per_step, processes)
         row_indices = [self._row_index(position) for position in positions]
@@ -109,6 +119,7 @@ class StepData(pl.LightningDataModule):
         """
         epoch, position_in_epoch = divmod(position, len(self.rows))
         if epoch != self._epoch:
+            # The stride keeps the epochs of one seed apart from those of another.
             generator = torch.Generator().manual_seed(self.seed * SEED_STRIDE + epoch)
             self._order = torch.randperm(len(self.rows), generator=generator).tolist()
             self._epoch = epoch
@@ -123,11 +134,11 @@ class StepData(pl.LightningDataModule):
         assert self.trainer
         first_step = self.trainer.global_step
         steps = range(first_step, first_step + self.steps)
-        # Pinned rows are copied to a GPU while it computes.
+        # Rows in pinned memory are copied to a GPU while it computes.
         on_gpu = self.trainer.strategy.root_device.type == "cuda"
         return DataLoader(
             steps,  # type: ignore[arg-type]
-            batch_size=None,
+            batch_size=None,  # so that `batch` is called with each step
             collate_fn=self.batch,  # type: ignore[arg-type]
             pin_memory=on_gpu,
         )

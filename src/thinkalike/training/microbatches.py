@@ -81,7 +81,7 @@ def _summed_losses(
         sums = torch.stack([token_losses.sum() for token_losses in values])
     chosen_weights = [weight for number in chosen for weight in weights[number]]
     with torch.autocast(sums.device.type, enabled=False):  # as in any backward pass
-        gradients = torch.autograd.grad(sums, chosen_weights, torch.ones_like(sums))
+        gradients = torch.autograd.grad(sums, chosen_weights, grad_outputs=torch.ones_like(sums))
     return SummedLosses(sums.detach(), len(values[0]), gradients)
 
 
@@ -123,7 +123,7 @@ class _AccumulatedLosses(torch.autograd.Function):
                 summed = _summed_losses(losses, weights, some_rows, chosen)
                 totals = [gradient for number in chosen for gradient in gradients[number]]
                 for total, gradient in zip(totals, summed.gradients, strict=True):
-                    total += gradient
+                    total += gradient  # in place, so that `gradients` has the sum
                 sums[chosen.start : chosen.stop] += summed.sums
                 if start == 0:  # count each row once, and not for each group of stitches
                     count += summed.count
@@ -135,12 +135,14 @@ class _AccumulatedLosses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of all weights: the stored ones times the incoming ones.
+        """Return the gradients of all weights: those stored in the forward pass, rescaled.
 
-        The remaining inputs of the forward pass have no gradient.
+        The factor of a stitch is the gradient of the final result in its mean loss, the output of
+        the forward pass. The remaining inputs of the forward pass have no gradient.
         """
         gradients: list[list[Tensor]] = ctx.gradients
         ctx.gradients = None  # the tensors become the gradients of parameters, without a copy
+        # The stored gradients are those of sums of losses, and the output was their means.
         factors = grad_outputs[0] / ctx.count
         flat = []
         for stitch_gradients, factor in zip(gradients, factors, strict=True):
@@ -156,8 +158,8 @@ def mean_losses(
     """Return the mean loss of every stitch on a step's rows, computed in microbatches.
 
     If all rows and stitches fit into one microbatch, autograd differentiates it as usual.
-    Otherwise the gradients of the weights are computed here already, and the result can be
-    differentiated only once.
+    Otherwise the gradients of the weights are computed here already, one microbatch after
+    another, and the result can be differentiated only once.
 
     Args:
         losses: Returns the loss of each token for each chosen stitch.
@@ -237,12 +239,14 @@ def _budget(limits: TrainerConfig, device: torch.device) -> Budget:
     """
     processes = 1
     if limits.strategy == "ddp" and device.type == "cpu":
-        processes = limits.devices or 1
+        processes = limits.devices or 1  # on a CPU, the setting is the number of processes
     return Budget.of(device, limits.memory, processes)
 
 
 def _bytes_beside_a_step(limits: TrainerConfig, weights: Weights, momenta: int) -> float:
-    """Return the bytes of gradients and momenta, which a trial of a step does not measure.
+    """Return the bytes that a step takes besides what a trial of its passes measures.
+
+    These are the gradients and momenta of all weights.
 
     Args:
         limits: The trainer's settings, which say whether processes exchange gradients.
@@ -261,6 +265,8 @@ def _fits_in_memory(
     losses: TokenLosses, weights: Weights, rows: Tensor, chosen: Sequence[int], room: float
 ) -> bool:
     """Run a forward and a backward pass, and return whether they fit into `room` bytes.
+
+    The result is False too if the device itself runs out of memory.
 
     Args:
         losses: Returns the loss of each token for each chosen stitch.

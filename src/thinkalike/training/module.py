@@ -56,8 +56,9 @@ class SteppedModule(pl.LightningModule):
 
         Args:
             losses: The losses of this step.
-            names: Names of the first losses, under which they are logged. Their mean is logged as
-                "loss"; without names, the mean of all. Losses without a name are only checked.
+            names: Names under which the first losses are logged. Their mean is logged as "loss";
+                losses after them are only checked. Without any names, only the mean of all losses
+                is logged.
             remedy: The part of the error that says what to do if a loss is not finite.
         """
         self._unread.append(UnreadLosses(self.global_step, losses, remedy))
@@ -70,10 +71,14 @@ class SteppedModule(pl.LightningModule):
         log_every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if steps_done % log_every == 0 or steps_done == self.steps:
             self.check_losses()
+            # `strict=False`: without names, there are losses but nothing to log one by one.
             self.log_dict({**dict(zip(names, logged, strict=False)), "loss": self.latest})
 
     def check_losses(self) -> None:
-        """Check the losses that were collected since the last check, in one copy from the device.
+        """Check that the losses collected since the last check are finite.
+
+        One copy from the device reads them all, with the latest mean loss, which goes to
+        `last_read` for displays.
 
         Raises:
             TrainingError: A loss is not finite.

@@ -82,8 +82,8 @@ def inverse_moments(
 
     # With Σ⁻¹ the inverse covariance, the inverse of E[x̃ x̃ᵀ] is, in blocks,
     # [Σ⁻¹, -Σ⁻¹μ; -μᵀΣ⁻¹, 1 + μᵀΣ⁻¹μ].
-    off_diagonal = -inverse @ mean  # (d)
-    corner = 1 - mean @ off_diagonal[:, None]  # (1)
+    off_diagonal = -inverse @ mean  # -Σ⁻¹μ, (d)
+    corner = 1 - mean @ off_diagonal[:, None]  # 1 + μᵀΣ⁻¹μ, (1)
     upper = torch.cat([inverse, off_diagonal[:, None]], 1)  # (d, d + 1)
     lower = torch.cat([off_diagonal, corner])  # (d + 1)
     return torch.cat([upper, lower[None]])
@@ -110,8 +110,8 @@ def pull_to_starts(starts: Starts, groups: Iterable[Mapping[str, Any]]) -> None:
 def _precondition(layer: nn.Linear, inverse: Float[Tensor, "c c"], clip: float) -> None:
     """Replace the gradient G of [W b] by G E[x̃ x̃ᵀ]⁻¹, clipped, in place.
 
-    The clipped norm is that in whitened coordinates: √(tr G E[x̃ x̃ᵀ]⁻¹ Gᵀ). A layer without
-    gradients stays as it is.
+    With this gradient, SGD learns as if the inputs were white. The clipped norm is that in
+    whitened coordinates: √(tr G E[x̃ x̃ᵀ]⁻¹ Gᵀ). A layer without gradients stays as it is.
 
     Args:
         layer: The linear map, with or without a bias b.
@@ -135,7 +135,7 @@ def _precondition(layer: nn.Linear, inverse: Float[Tensor, "c c"], clip: float) 
         clip_factor = (clip / (whitened_norm + CLIPPING_EPSILON)).clamp(max=1)
         step = step * clip_factor
 
-    columns = [weight_gradient.shape[1] for weight_gradient in gradients]
+    columns = [weight_gradient.shape[1] for weight_gradient in gradients]  # d of W, 1 of b
     for weight, weight_step in zip(weights, step.split(columns, 1), strict=True):
         weight.grad = weight_step.reshape_as(weight).contiguous()
 
@@ -194,9 +194,9 @@ class WhitenedSGD(torch.optim.Optimizer):
     ):
         """Make the optimiser.
 
-        `inverses` are the inverse second moments of the inputs of each linear map, `clip` limits
-        the norm of whitened gradients, and `pull` decays parameters towards their `starts`. The
-        class describes all arguments.
+        `inverses` are the inverse second moments of the inputs of each linear map, whose gradients
+        are whitened. `clip` limits the norm of these; 0 does not. `pull` is the strength of a
+        weight decay towards `starts`. The class describes all arguments.
         """
         options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "pull": pull}
         super().__init__(params, options)
@@ -208,9 +208,11 @@ class WhitenedSGD(torch.optim.Optimizer):
     def step(  # type: ignore[override]
         self, closure: Closure | None = None
     ) -> Loss | None:
-        """Take a step: decay to the starts, whitened gradients, Nesterov momentum.
+        """Take a step, and return the loss of `closure`, which computes the gradients first.
 
-        `closure`, if given, computes the loss and the gradients first.
+        Weights are pulled towards their starts. Gradients of the maps in `inverses` are whitened,
+        and all weights are moved along theirs with Nesterov momentum. Without a closure, the
+        gradients are there already and None is returned.
         """
         loss = _loss_of(closure)
         pull_to_starts(self.starts, self.param_groups)
@@ -290,9 +292,10 @@ class PulledAdamW(torch.optim.AdamW):
     def step(  # type: ignore[override]
         self, closure: Closure | None = None
     ) -> Loss | None:
-        """Take a step of AdamW after the decay to the starts.
+        """Take a step, and return the loss of `closure`, which computes the gradients first.
 
-        `closure`, if given, computes the loss and the gradients first.
+        Weights are pulled towards their starts, and then AdamW takes its step. Without a closure,
+        the gradients are there already and None is returned.
         """
         loss = _loss_of(closure)
         pull_to_starts(self.starts, self.param_groups)
@@ -323,6 +326,7 @@ def optimizer_of(
         inverses: For SGD, E[x̃ x̃ᵀ]⁻¹ of the inputs of each map that is whitened; None: none is.
         starts: The value that decay pulls each parameter to; None: zero.
     """
+    # Torch's own decay pulls to zero, and the option `pull` of both classes below to the starts.
     torch_groups: list[dict[str, Any]] = []
     for group in groups:
         torch_group: dict[str, Any] = {**group}
@@ -350,7 +354,7 @@ def scheduled(
 
     Args:
         optimizer: The optimiser, whose groups have their peak rates.
-        share: Returns the learning rate at a step, from 0 on, as a share of the peak rate.
+        share: Takes a step, from 0 on, to the learning rate as a share of the peak rate.
     """
     schedule = Schedule(scheduler=LambdaLR(optimizer, share), interval="step")
     return ScheduledOptimizer(optimizer=optimizer, lr_scheduler=schedule)

@@ -110,9 +110,9 @@ class StitchConfig(Checked, part="stitch"):
     tokens_per_step: int = setting(16384, by_recipe=True, least=2, most=TOKENS_AT_ONCE)
 
     def __post_init__(self) -> None:
-        """Check the kind; decide what depends on other settings once the recipe has set these.
+        """Check the kind, and decide what depends on other settings if these are all known.
 
-        A setting that the recipe is to decide is None until then.
+        A setting that a recipe is to decide is None until then; nothing is decided before.
 
         Raises:
             ConfigError: The kind is not known, or settings contradict each other.
@@ -155,8 +155,8 @@ class StitchConfig(Checked, part="stitch"):
     def _decide_init(self) -> None:
         """Replace `init=auto` by the closed form of this kind of map, at which training starts.
 
-        A map with a LayerNorm or of the user's own has none, and starts at the identity (or its
-        own start).
+        The identity and a map with a LayerNorm or of the user's own have none: `auto` becomes
+        `identity`, with which training starts at the usual initial weights.
 
         Raises:
             ConfigError: `init` names a closed form, and the map has none.
@@ -175,8 +175,9 @@ class StitchConfig(Checked, part="stitch"):
     def _decide_floor(self) -> None:
         """Set `floor` if it was left open: whether the target is also stitched into itself.
 
-        It is, unless the best map of the target into itself is known to be the identity, as it is
-        for a trained map without a LayerNorm and a loss that the identity makes zero.
+        The cost of that stitch is the floor with which the others are compared. It is made unless
+        the best map of the target into itself is known to be the identity, as it is for a trained
+        map without a LayerNorm and a loss that the identity makes zero.
 
         Raises:
             ConfigError: `floor` is true, and the identity is known to be best.
@@ -230,8 +231,9 @@ class StitchConfig(Checked, part="stitch"):
     def by_recipe(self, job: RecipeJob) -> SettingValues:
         """Return the settings of the default recipe, or of the paper's (Brown et al. 2023).
 
-        The paper's recipe is SGD on the cross-entropy with a LayerNorm before φ. The default
-        recipe reaches the same loss in a third of the steps. It minimises the KL divergence and
+        Closed forms and the identity are not trained; only the amount of text is set for them. The
+        paper's recipe is SGD on the cross-entropy with a LayerNorm before φ. The default recipe
+        reaches the same loss in a third of the steps. It minimises the KL divergence and
         begins at a closed form if there is one. Orthogonal and low-rank maps are trained by Adam,
         and others by SGD with averaged weights, in whitened coordinates where that is possible.
         """
@@ -248,7 +250,8 @@ class StitchConfig(Checked, part="stitch"):
     def _amounts(self, job: RecipeJob) -> SettingValues:
         """Return how much text a recipe reads: its steps, warm-up steps and tokens per step.
 
-        A closed form reads its batches without training, and has no warm-up.
+        A closed form reads its batches without training, and has no warm-up. A job of the size of
+        a laptop (mini) reads less text than one of the size of the papers.
         """
         if self.kind in CLOSED:
             if job.is_mini:
@@ -268,12 +271,13 @@ class StitchConfig(Checked, part="stitch"):
             if self._is_orthogonal_or_low_rank or self.kind == "identity":
                 tokens_per_step = 4096
 
+        # A recipe decides only what the user has left open, but the warm-up must suit the steps.
         steps_of_job = steps
         if self.steps is not None:  # the user has set them
             steps_of_job = self.steps
         return {
             "steps": steps,
-            "warmup": min(warmup, steps_of_job // 10),
+            "warmup": min(warmup, steps_of_job // 10),  # at most a tenth of the steps
             "tokens_per_step": tokens_per_step,
         }
 
@@ -287,11 +291,11 @@ class StitchConfig(Checked, part="stitch"):
         if self.kind == "identity" and not self.trained:
             names -= {"steps", "tokens_per_step"}
 
-        maps = {self.kind, self.init}  # φ, and the one that training begins with
+        maps = {self.kind, self.init}  # of φ, and of the map that training begins with
         if maps.isdisjoint({"low_rank", "reduced_rank"}):
             names -= {"rank"}
         if not self.controls and maps.isdisjoint({"least_squares", "reduced_rank"}):
-            names -= {"ridge"}
+            names -= {"ridge"}  # no map is solved with a ridge
         return names
 
     @property
@@ -319,8 +323,9 @@ class StitchConfig(Checked, part="stitch"):
     def has_settled(self) -> bool:
         """Whether there are enough steps for a bound on what more steps would gain.
 
-        The bound compares averages of weights. The first average begins after a quarter of the
-        steps, which must be at least `SETTLING_STEPS` steps after the warm-up.
+        The bound compares the weights averaged over the second quarter of the steps with those
+        averaged over the second half. The first average must begin at least `SETTLING_STEPS`
+        steps after the warm-up.
         """
         return self.steps // 4 - self.warmup >= SETTLING_STEPS
 
@@ -350,6 +355,8 @@ def fewest_steps(warmup: int | None = None) -> int:
     # Because of the rounding, 28 steps are enough and 30 are not: search the largest number that
     # is not enough.
     too_few = []
+    # A quarter less a tenth of N steps is 0.15 N, so numbers far above SETTLING_STEPS / 0.15 are
+    # enough.
     for steps in range(20 * SETTLING_STEPS):
         if steps // 4 - steps // 10 < SETTLING_STEPS:
             too_few.append(steps)

@@ -43,7 +43,7 @@ class TrainingRun:
 
     @property
     def state_name(self) -> str:
-        """The name of the checkpoints of this training, among those of the job."""
+        """The name of this training's checkpoints, which tells it from others of the same job."""
         if self.name:
             return f"{STATE}-{self.name}"
         return STATE

@@ -51,6 +51,8 @@ class StitchLoss(Protocol):
     def layers(self, depths: Sequence[int], layer_count: int) -> Sequence[int]:
         """Return the layers of the target whose own states the loss reads.
 
+        They are computed before `of` is called.
+
         Args:
             depths: For each stitch, the layer of the target after which it enters.
             layer_count: How many layers the target has.
@@ -96,7 +98,8 @@ class MeanSquaredError:
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
         """Return, for each stitch, the mean squared difference from the target's state.
 
-        The mean is over the entries of a state; there is one value for each token.
+        The states are those after which the stitch enters the target: φ's output and the target's
+        own. The mean is over the entries of a state; there is one value for each token.
         """
         losses = []
         for depth, state in batch.entering:
@@ -112,7 +115,10 @@ class Penultimate:
         return [layer_count - 1]
 
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
-        """Return, for each stitch, ‖s - t‖² / ‖t‖² of the last block's state at each token."""
+        """Return, for each stitch, ‖s - t‖² / ‖t‖² at each token, row by row.
+
+        s is the state after the last block in the stitched model, and t that in the target.
+        """
         losses = []
         for state in last_states(batch.target, batch.entering):
             losses.append(_relative_error(state, batch.last_target_states).flatten())
@@ -128,12 +134,12 @@ class OnwardAlignment:
     def of(self, batch: StitchedBatch) -> list[Float[Tensor, " n"]]:
         """Return, for each stitch, the mean of ‖s - t‖² / ‖t‖² over layers, at each token.
 
-        s is the state of the stitched model, t that of the target, and the layers are those from
-        the site of the stitch to the last one.
+        s is the state of the stitched model, and t that of the target. The layers are those from
+        the one after which the stitch enters to the last; at the first of them, s is φ's output.
         """
         losses = []
-        onwards = states_onwards(batch.target, batch.entering)
-        for depth, states in zip(batch.depths, onwards, strict=True):
+        states_of_stitches = states_onwards(batch.target, batch.entering)  # by layer, from depth
+        for depth, states in zip(batch.depths, states_of_stitches, strict=True):
             errors = []
             for layer, state in enumerate(states, depth):
                 errors.append(_relative_error(state, batch.target_states[layer]))

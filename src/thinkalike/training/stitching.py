@@ -80,19 +80,19 @@ class StitchAveraging(Callback):
         """Add the weights after this step to their running mean.
 
         Of N steps, the first mean is over the steps from N/4 to N/2, and is stored in `halfway`.
-        The second is over the steps from N/2 to N. With schedule=average, it becomes the result,
-        unless a stitch was better when it started.
+        The second is over the steps from N/2 to N. With schedule=average, it becomes the result;
+        a stitch whose loss is higher than at its start gets its initial weights back.
         """
-        done = trainer.global_step
+        done = trainer.global_step  # with this step
         half = module.steps // 2
         start = half // 2  # the step after which the present mean begins
         if done > half:
             start = half
         if done > start:
-            averaged = done - start  # with this step; if it is 1, the step replaces the old mean
+            steps_averaged = done - start
             weights = module.stitches.parameters()
             for mean, weight in zip(module.means.parameters(), weights, strict=True):
-                mean.lerp_(weight, 1 / averaged)
+                mean.lerp_(weight, 1 / steps_averaged)  # the first step replaces the old mean
 
         if done == half:
             means_of_pairs = module.means[: len(module.layer_pairs)]
@@ -141,7 +141,11 @@ class StitchTraining(SteppedModule):
         limits: TrainerConfig | None = None,
         beside: Sequence[Fit] = (),
     ):
-        """Make a stitch for each layer pair and further fit; see the class for the arguments."""
+        """Make a stitch for each layer pair and for each fit in `beside`.
+
+        See the class for the arguments. Stitches get their usual initial weights; `start_from` and
+        `whiten` can change how they are trained.
+        """
         super().__init__(config.steps)
         self.layout = layout
         self.limits = limits or TrainerConfig()
@@ -157,10 +161,14 @@ class StitchTraining(SteppedModule):
                 config.kind, fit.reads.d_model, target.d_model, config.norm, config.rank, seed
             )
             self.stitches.append(phi)
-        self.began: nn.ModuleList | None = None  # where training starts, unless at the identity
-        self.means = copy.deepcopy(self.stitches).requires_grad_(False)  # see `StitchAveraging`
+        # The initial stitches, if `start_from` has set them; None: their usual initial weights.
+        self.began: nn.ModuleList | None = None
+        # Running means of the weights, and those of layer pairs after half of the steps.
+        self.means = copy.deepcopy(self.stitches).requires_grad_(False)
         self.halfway = copy.deepcopy(self.means[: len(self.layer_pairs)])
+        # The loss of each step and stitch, NaN for steps to come.
         self.register_buffer("curve", torch.full((config.steps, len(self.fits)), torch.nan))
+        # Of each whitened map, the inverse second moments of its inputs.
         self._inverses: dict[nn.Linear, Float[Tensor, "c c"]] = {}
 
     def start_from(self, starts: Sequence[tuple[int, AffineMap]]) -> None:
@@ -169,11 +177,13 @@ class StitchTraining(SteppedModule):
         From then on, weight decay pulls every stitch to its own initial weights.
 
         Args:
-            starts: The index of each such stitch, and its initial map.
+            starts: The index of each such stitch, and its initial map. The others keep their
+                usual initial weights.
         """
         for index, start in starts:
             self._stitch(index).start_from(start.weight, start.bias)
         self.began = copy.deepcopy(self.stitches).requires_grad_(False)
+        # `halfway` holds the initial stitches until half of the steps are done.
         starts_of_pairs = self.began[: len(self.layer_pairs)]
         self.halfway.load_state_dict(starts_of_pairs.state_dict())
 
@@ -192,13 +202,16 @@ class StitchTraining(SteppedModule):
     def whiten(self, statistics: Sequence[PairStatistics]) -> None:
         """Make SGD use coordinates in which the states that each φ reads are white.
 
+        For this the optimiser gets the inverse of their second moments.
+
         Args:
-            statistics: For each φ, statistics in which x stands for the states that it reads.
+            statistics: For each φ, statistics in which x stands for the n states that it reads:
+                their mean, and xx, the summed products of their deviations from it.
         """
-        has_constant = self.config.kind == "affine"
-        for phi, of_states in zip(self._stitches, statistics, strict=True):
-            covariance = of_states.xx / of_states.n
-            inverse = inverse_moments(of_states.mean_x, covariance, constant=has_constant)
+        has_bias = self.config.kind == "affine"
+        for phi, pair_statistics in zip(self._stitches, statistics, strict=True):
+            covariance = pair_statistics.xx / pair_statistics.n
+            inverse = inverse_moments(pair_statistics.mean_x, covariance, constant=has_bias)
             assert isinstance(phi.map, nn.Linear), "only linear and affine maps are whitened"
             self._inverses[phi.map] = inverse.float()
 
@@ -207,8 +220,12 @@ class StitchTraining(SteppedModule):
     ) -> list[Float[Tensor, " n"]]:
         """Return, for every φ or the chosen ones, the loss at each token of the target.
 
+        Each model runs once. φ maps the states that it reads, and these enter the target. The loss
+        is the one that the settings name.
+
         Args:
-            rows: The rows of a step.
+            rows: The rows of a step: tokens that both models read, or if their tokenizers differ,
+                the target's tokens followed by the source's (`self.layout` says which are which).
             chosen: The indices of the stitches; None: all of them.
         """
         _, target = self.models
@@ -276,9 +293,10 @@ class StitchTraining(SteppedModule):
         """Return the sum of the mean losses of all stitches on the rows of a step.
 
         The loss of a stitch depends on its own weights only, so that the sum gives each stitch its
-        own gradient. The losses are written to `curve` and logged.
+        own gradient. The losses are written to `curve` and logged. Lightning passes the index of
+        the batch as well, which is not used.
         """
-        assert self.microbatch
+        assert self.microbatch, "on_train_start has set it"
         # Free the gradients of the last step, which Lightning would keep during the forward pass.
         for weight in self.parameters():
             weight.grad = None
@@ -302,7 +320,7 @@ class StitchTraining(SteppedModule):
     def configure_optimizers(self) -> ScheduledOptimizer:  # type: ignore[override]
         """Return the optimiser with the schedule of its learning rate.
 
-        If stitches have initial weights of their own, weight decay pulls to these.
+        If `start_from` has set initial weights, weight decay pulls to these instead of zero.
         """
         starts: dict[nn.Parameter, Tensor] = {}
         if self.began is not None:
@@ -314,11 +332,12 @@ class StitchTraining(SteppedModule):
     def _parameter_groups(self) -> list[ParameterGroup]:
         """Return the weights in groups of the same learning rate and weight decay.
 
-        Weights of a LayerNorm have no decay, which would shrink its gain.
+        A stitch may have a factor of the learning rate of its own. Weights of a LayerNorm have no
+        decay, which would shrink its gain.
         """
         peak = peak_rate(self.config, self.models[0].d_model)
         groups = []
-        for factor in dict.fromkeys(fit.factor for fit in self.fits):
+        for factor in dict.fromkeys(fit.factor for fit in self.fits):  # each one once
             map_weights = []
             norm_weights = []
             for phi, fit in zip(self._stitches, self.fits, strict=True):
@@ -336,9 +355,10 @@ class StitchTraining(SteppedModule):
         return groups
 
     def configure_gradient_clipping(self, optimizer: object, *_: object, **__: object) -> None:
-        """Clip the gradient of each stitch by itself, so that none changes another's steps.
+        """Clip the norm of the gradient of each stitch by itself, as if it was trained alone.
 
-        Stitches in whitened coordinates are left out, because their optimiser clips them.
+        Stitches in whitened coordinates are left out, because their optimiser clips them. If the
+        setting is 0, nothing is clipped.
         """
         if self.config.clip <= 0:
             return
@@ -351,8 +371,9 @@ class StitchTraining(SteppedModule):
         if self.microbatch is not None:
             return
         _, target = self.models
+        # How many blocks of the target run after each stitch, on which its memory depends.
         tail_lengths = [target.n_layers - 1 - fit.depth for fit in self.fits]
-        with self.trainer.precision_plugin.train_step_context():
+        with self.trainer.precision_plugin.train_step_context():  # in the precision of a step
             self.microbatch = largest_microbatch(
                 self.limits,
                 self.losses,
@@ -373,12 +394,12 @@ class StitchTraining(SteppedModule):
 
         At a constant learning rate, a φ that starts at its solution may leave it: if a step is too
         long for the curvature of some batches, rounding errors grow from step to step. Nothing is
-        done if all stitches started at the identity.
+        done if no stitch was given a start by `start_from`.
         """
         if self.began is None:
             return
         assert self.microbatch
-        with self.trainer.precision_plugin.train_step_context():
+        with self.trainer.precision_plugin.train_step_context():  # in the precision of a step
             losses = mean_losses(self.losses, self._weights, self._first_rows(), self.microbatch)
             losses_at_end = self.over_processes(losses)
         losses_at_start = self.curve[0]
@@ -401,7 +422,7 @@ class StitchTraining(SteppedModule):
         return [self.limits.memory, self.limits.recompute]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the size of the microbatches to a checkpoint.
+        """Add the size of the microbatches, and the settings that it depends on, to a checkpoint.
 
         With the same size, a resumed training computes the same bits.
         """
@@ -412,7 +433,7 @@ class StitchTraining(SteppedModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Use the size of the microbatches that a checkpoint states.
 
-        It is ignored if the limits of memory have changed since then.
+        It is ignored if the settings of memory have changed since the checkpoint was written.
 
         Raises:
             ValueError: The size is not two numbers above 0.

@@ -92,6 +92,7 @@ def _resumed_state(run: TrainingRun, steps: int) -> KeptState | None:
     if path is None:
         return None
     log.info("resuming from %s", path)
+    # Callbacks of the user may have changed the learning rates.
     return KeptState.read(path, steps, has_configured_rates=not run.trainer.callbacks)
 
 
@@ -189,7 +190,7 @@ def _process_options(run: TrainingRun) -> ProcessOptions:
     if run.trainer.strategy == "ddp":
         check_processes(run.trainer, run.device.type)
         return ProcessOptions(
-            devices=run.trainer.devices or -1,
+            devices=run.trainer.devices or -1,  # -1: all
             num_nodes=run.trainer.num_nodes,
             strategy=DDPStrategy(broadcast_buffers=False),
             use_distributed_sampler=False,  # StepData shares the rows
@@ -201,7 +202,7 @@ def _process_options(run: TrainingRun) -> ProcessOptions:
 
 @contextlib.contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """Silence the warnings of Lightning, and its messages below warnings, in the body."""
+    """Silence Lightning within this context: its warnings, and what it logs below WARNING."""
     loggers = [logging.getLogger(library) for library in CHATTY_LIBRARIES]
     earlier_levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
