@@ -121,8 +121,9 @@ class DiffInstrument(
         """Return the settings that this job ignores, with the values that enter its hash.
 
         The setting `data.evaluation_tokens` is ignored, as `measure.tokens` says how much text is
-        read; its value stays in the hash. The setting `data.fit_tokens` is ignored unless the null
-        is the continued-training control, as only this control is trained on text.
+        read. Its value stays in the hash all the same, so that results of earlier versions are
+        found. The setting `data.fit_tokens` is ignored, and None in the hash, unless the null is
+        the continued-training control, as only this control is trained on text.
         """
         unread = left_in_key(config, REPORT_TEXT)
         if config.measure_as(DiffConfig).null != "continued_training":

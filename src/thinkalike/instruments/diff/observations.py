@@ -118,7 +118,7 @@ class Observations:
         of two continuations after the text with the feature, less that after the other text.
 
         Args:
-            model: A model with the tokenizer of the base.
+            model: The base, the changed model, or a copy of the base; all have its tokenizer.
         """
         if self.contrasts is None:
             return torch.zeros(0)

@@ -147,6 +147,7 @@ def summary_sentence(result: Result) -> str:
             f"{text}."
         )
     clauses = [what_changed, kl_in_words]
+    # With taught=only no module is exchanged, so that the effects of modules are not known.
     if numbers["modules"] and not asks_only_what_was_taught(result):
         clauses.append(_spread_of_effect(result.details))
     clauses += _most_affected_tokens(result.tables)

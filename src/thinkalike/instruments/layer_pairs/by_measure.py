@@ -40,8 +40,8 @@ class LayerMeasureConfig(WithNull):
     def __post_init__(self) -> None:
         """Refuse a parameter such as `neighbours=2000` that needs more rows than a batch has.
 
-        A measure whose `needed_by` is not empty needs as many rows as the value of its first
-        parameter, and a few more.
+        Such a measure says in `needed_by` what needs the rows, for example its neighbours. It
+        needs as many rows (`fewest`) as the value of its first parameter, and a few more.
         """
         super().__post_init__()
         if self.measure_class is None:

@@ -102,7 +102,10 @@ def places_correspond(rows_of_both: pd.DataFrame, is_distance: bool) -> bool:
 
 
 def _compare_hook_points(rows: pd.DataFrame) -> bool:
-    """Return whether there are rows, and the layers of both models are named for hook points."""
+    """Return whether rows compare hook points inside layers, such as "2.z.0", not whole layers.
+
+    It is False if there are no rows.
+    """
     if rows.empty:
         return False
     layers = pd.concat([rows["source_layer"], rows["target_layer"]])

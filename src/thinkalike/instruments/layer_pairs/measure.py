@@ -145,6 +145,7 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         unread |= {"data": None, "layers": "same"}
         # Stimuli are one batch, but keys of such jobs have always had CKA's number of batches.
         unread["measure.batches"] = BATCHES
+        # The settings of the measure that concern text alone, with their defaults.
         for name, value in self.for_stimuli.items():
             unread[f"measure.{name}"] = value
         return unread
@@ -155,6 +156,7 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         They are computed only if the measure is no distance, both sides are models (no
         recordings), and their states are the residual stream after each block.
         """
+        # Distances do not read the setting `ruler`, and `activations` are recordings.
         if config.ruler is None or "ruler" not in self.reads or config.activations:
             return False
         return config.model.site == AFTER and config.target.site == AFTER
@@ -264,13 +266,14 @@ AnyPairMeasure: TypeAlias = PairMeasure[Any]
 
 
 def null_columns(estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l m"]]:
-    """Return the columns that compare values with those of permuted documents; {} without a null.
+    """Return columns that compare each value with its values after documents were permuted.
 
     `null_mean` is the mean value over permutations. `calibrated` is (value - null_mean) /
-    (best - null_mean): 0 by chance, 1 for a layer with itself. `p` is the share of permutations
-    whose value is at least as close, where the value itself counts as one of them; NaN if there
-    are too few documents. `p_corrected` compares with the closest of all layer pairs of each
-    permutation, which corrects for the number of pairs.
+    (best - null_mean), where best is the value of a layer with itself: 0 by chance, 1 for equal
+    layers. `p` is the share of permutations in which the two layers are at least as similar, where
+    the value itself counts as one of them; NaN if there are too few documents. `p_corrected`
+    compares with the most similar of all layer pairs in each permutation, which corrects for the
+    number of pairs. There are no columns if permutations were not asked for.
     """
     chance = estimate.chance
     if chance is None:

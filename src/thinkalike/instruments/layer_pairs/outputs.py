@@ -110,6 +110,7 @@ def _batch_of_logits(
         content = (batch.content, "logits")
         run = partial(_logits_as_layer, model, states[-1])
         # `once` calls `run` unless another job has computed the logits of this content already.
+        # With `of_batch`, they are freed with the states of this batch.
         logits_of_models.append(runs.once(model, content, run, of_batch=True))
     return batch._replace(states=logits_of_models)
 

@@ -268,6 +268,10 @@ class BatchComparison(RulerComparison):
         A calibration point is a changed copy of the side's model, such as one rounded to 4 bits.
         Local mixing is one, too: networks without training that only mix earlier tokens. They have
         no layers, so that the list has a tensor for each way of mixing instead.
+
+        Args:
+            side: 0 for the source of the layer pairs, 1 for the target.
+            calibration_point: Its name.
         """
         model = self.models[side]
         if calibration_point == MIXING:
@@ -363,7 +367,7 @@ class BatchComparison(RulerComparison):
             self._update(metric, first, second)
             # The metric has a single layer of either side: (replicate, 1, 1).
             replicates = metric.replicates()[:, 0, 0].cpu()
-        except ValueError:  # for instance constant states
+        except ValueError:  # for instance constant states, which count as wholly unlike
             replicates = torch.zeros(1, dtype=torch.float64)
         n_missing = self._replicate_count - len(replicates)
         return pad(replicates, (0, n_missing), value=math.nan)

@@ -124,7 +124,9 @@ class LineageInstrument(
         comparisons = []
         for source, target in pairs:
             comparisons.append(
-                compare_models(source, target, tests, likeness, max(n_head_tests, 1))
+                compare_models(
+                    source, target, tests, likeness=likeness, n_head_tests=max(n_head_tests, 1)
+                )
             )
 
         origins = pd.concat([table_of_origins(comparison) for comparison in comparisons])
@@ -202,8 +204,9 @@ def listed_models(config: AnalyzeConfig) -> list[ModelConfig]:
 def _scalars_of_lineage(comparisons: list[Comparison], origins: pd.DataFrame) -> dict[str, float]:
     """Return the headline numbers of a result.
 
-    They are the number of target blocks, how many of these have an origin, the lowest corrected
-    p-value, and the number of pairs of blocks that p-values are corrected for.
+    They are the number of target blocks, how many of these have an origin (a source block that
+    they come from, by a test), the lowest corrected p-value, and the number of pairs of blocks
+    that p-values are corrected for.
 
     Args:
         comparisons: The comparisons of every two models, at least one.

@@ -75,7 +75,7 @@ class BlockRun:
         """
         if not self.is_tested:
             return "not tested"
-        if self.shift is None:
+        if self.shift is None:  # the difference of the blocks' numbers, if they have an origin
             return "none"
         return range_of_blocks([int(row["source_layer"]) for row in self.rows])
 

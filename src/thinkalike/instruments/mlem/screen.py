@@ -145,8 +145,8 @@ def _show_sentences(
 
     Args:
         model: The name of the model.
-        profiles: The importance of each feature in each layer of the model, a row for each.
-        scores: The held-out score of each layer of the model, a row for each.
+        profiles: A row for each layer of the model and feature, with the feature's importance.
+        scores: A row for each layer of the model, with its held-out score.
         most_changes: How many changes over depth are named at most.
 
     Returns:

@@ -81,6 +81,7 @@ def layer_distances(
         ValueError: A state is not finite, or is zero with cosine or constant with correlation
             distances.
     """
+    # Of the measures of distances, only RSA offers the crossnobis distance.
     if not isinstance(measure, RSAConfig) or measure.distance != "crossnobis":
         return _distances_of_states(side, measure.distance)
     if not side.runs:
@@ -97,6 +98,7 @@ def layer_distances(
         try:
             distances.append(NeuralDistances.given(crossnobis(runs, measure.noise)))
         except ValueError as error:
+            # The error of the function names its argument; name the setting in its place.
             reason = str(error).replace("noise=", named_setting("measure.noise", like=""))
             raise DataError(f"{recording}: {layer}: {reason}") from error
     return distances

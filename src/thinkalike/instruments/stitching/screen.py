@@ -415,11 +415,11 @@ def show_asymmetry(table: pd.DataFrame) -> None:
 
 
 def models_cut_inside_blocks(result: Result) -> str:
-    """Return which models are cut inside blocks, before the MLP: "a at resid_mid".
+    """Return which models are stitched inside blocks, before the MLP: "a at resid_mid".
 
-    It is "" if both are cut between blocks.
+    It is "" if both are stitched between blocks.
     """
-    # The provenance names the hook point of a model only if it is cut inside blocks.
+    # The provenance names the hook point of a model only if it is stitched inside blocks.
     names = [model["name"] for model in result.provenance["models"] if "site" in model]
     if not names:
         return ""
