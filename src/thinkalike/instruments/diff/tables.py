@@ -77,7 +77,7 @@ def table_of_modules(observed: Observations) -> pd.DataFrame:
     rows = []
     for part in parts:
         row = row_of_unchanged_module(part)
-        if part in observed.parts:
+        if part in observed.parts:  # the modules that differ
             row |= dict.fromkeys(EFFECTS, math.nan)
             row["relative_weight_change"] = _relative_change(observed, part.paths)
             row |= _onset_and_effects(observed.parts[part], kl, documents)

@@ -209,7 +209,8 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
             log.info("words have no common position: compared conditional on the token alone")
             measure = replace(measure, conditional_on="token")
 
-        # A model that is compared with itself is one object on both sides.
+        # A model that is compared with itself is one object on both sides. A side has the name of
+        # its model, the names of its layers, and a function that describes the model.
         side_of_model: dict[int, ComparedSide] = {}
         for model, sites in zip(models, sites_by_model, strict=True):
             describe = partial(_described_model, model, runs)

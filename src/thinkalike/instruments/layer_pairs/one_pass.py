@@ -183,6 +183,7 @@ def _add_with_shared_products(group: Sequence[MetricUpdate]) -> bool:
     for update in group:
         assert isinstance(update.metric, LayerMeans)
         metrics.append(update.metric)
+    # The labels of rows, such as their documents, are the same in all updates.
     batch = Batch(states_on_device, **first.comparison.labels(first.batch))
     try:
         # All metrics have the same measure and settings, so that any of them can add to all.

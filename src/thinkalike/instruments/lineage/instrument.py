@@ -179,7 +179,7 @@ class LineageInstrument(
 
     def show(self, result: Result) -> None:
         """Print which blocks of two models, or of several, have a common history."""
-        if "relations" in result.tables:
+        if "relations" in result.tables:  # a row for each pair of models, if several are compared
             show_family(result)
         else:
             show_lineage(result)

@@ -63,9 +63,9 @@ class BlockRun:
     @property
     def blocks(self) -> str:
         """The target's blocks in words: "block 3" or "blocks 3 to 5"."""
-        if " to " in self.target:
-            return f"blocks {self.target}"
-        return f"block {self.target}"
+        if self.numbers[0] == self.numbers[-1]:
+            return f"block {self.target}"
+        return f"blocks {self.target}"
 
     @property
     def source(self) -> str:
@@ -75,7 +75,7 @@ class BlockRun:
         """
         if not self.is_tested:
             return "not tested"
-        if self.shift is None:  # the difference of the blocks' numbers, if they have an origin
+        if self.shift is None:  # then the blocks have no origin
             return "none"
         return range_of_blocks([int(row["source_layer"]) for row in self.rows])
 
@@ -155,7 +155,7 @@ def runs_of_blocks(origins: pd.DataFrame) -> list[BlockRun]:
     """
     runs: list[BlockRun] = []
     for _, row in origins.iterrows():
-        shift = None
+        shift = None  # the number of the origin less that of the block; None: there is no origin
         if not math.isnan(row["source_layer"]):
             shift = int(row["source_layer"] - row["target_layer"])
         is_tested = bool(row.get("is_tested", True))

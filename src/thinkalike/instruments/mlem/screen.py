@@ -155,6 +155,7 @@ def _show_sentences(
     best = scores.iloc[int(scores["score"].argmax())]
     peak = profiles.iloc[int(profiles["importance"].argmax())]
     changes = largest_changes(profiles)[:most_changes]
+    # The importance of features that are permuted only among stimuli of the same word.
     rows_given_word = _rows_given_word(profiles)
 
     show_text(f"{model}: {_best_in_words(best)} {_peak_in_words(peak)}")

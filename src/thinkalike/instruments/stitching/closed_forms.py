@@ -141,8 +141,8 @@ def gather_statistics(setting: StitchSetting) -> FitStatistics:
             setting.source, target, setting.layer_pairs, rows, setting.budget, means
         )
         rows_read = len(rows.tokens)
-    # `state_moments` has added its rows to the means. The remaining ones, up to MOST_TOKENS tokens,
-    # are read here.
+    # `state_moments` has added its rows to the means. The remaining rows, up to `MOST_TOKENS`
+    # tokens, are read here.
     n_rows_of_means = max(MOST_TOKENS // setting.corpus.fit.context, 1)
     rows_left = tokens[rows_read : max(rows_read, n_rows_of_means)]
     means.read(target, rows_left)

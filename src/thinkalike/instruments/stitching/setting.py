@@ -198,8 +198,9 @@ def _models_cut_as_asked(
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
     """Check that the kind of map that is asked for can go between the widths of the models.
 
-    Identity, orthogonal and bias maps need equal widths, Procrustes maps a target that is not
-    narrower (in both directions if both are asked for), and a rank is at most the smaller width.
+    Identity, orthogonal and bias maps need equal widths. A Procrustes map needs a target that is
+    not narrower than the source, and equal widths if both directions are asked for. The rank of a
+    low-rank map is at most the smaller width.
 
     Raises:
         ConfigError: The kind of map does not suit the widths.
