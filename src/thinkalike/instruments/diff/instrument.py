@@ -182,10 +182,11 @@ class DiffInstrument(
         return passes
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the seconds that a CPU takes to change weights at random, for the null.
+        """Return the seconds that a CPU takes to change weights at random.
 
-        The estimate is 0 for a GPU, which takes next to no time, and without random changes. It is
-        not known yet which weights differ, so all are counted.
+        Random changes are what the change of the model is compared with. The estimate is 0 for a
+        GPU, which takes next to no time, and for a job without random changes. It is not known yet
+        which weights differ, so all are counted.
         """
         measure = config.measure_as(DiffConfig)
         if measure.null != "random_change" or pick_device(config.model.device) != "cpu":

@@ -107,11 +107,12 @@ def _onset_and_effects(
 ) -> dict[str, float]:
     """Return the onset of a module or output, and its shares of the KL of the whole change.
 
-    `restoring_effect` is the share that disappears when the base's module is put into the changed
-    model, and `transplanting_effect` the share that appears when the changed module is put into
-    the base. `mean_effect` is their mean (the Shapley value of two players: this module, and the
-    rest of the change). The shares are left out where the module was not exchanged, or where
-    predictions differ by rounding alone.
+    The onset is the mean of ‖y - x‖ / ‖x‖, where a block of the base returns x, and y with the
+    changed module in place of its own. `restoring_effect` is the share that disappears when the
+    base's module is put into the changed model, and `transplanting_effect` the share that appears
+    when the changed module is put into the base. `mean_effect` is their mean (the Shapley value of
+    two players: this module, and the rest of the change). The shares are left out where the module
+    was not exchanged, or where predictions differ by rounding alone.
 
     Args:
         changes: What the exchange of the module does at each token: the onset (`entering`), the

@@ -153,8 +153,10 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
     def has_bit_widths(self, config: AnalyzeConfig) -> bool:
         """Return whether equivalent bit widths of layer pairs are computed (`ruler=bits`).
 
-        They are computed only if the measure is no distance, both sides are models (no
-        recordings), and their states are the residual stream after each block.
+        The equivalent bit width of a layer pair is the number of bits to which a model's weights
+        are rounded in a copy that is as similar to it as the other model. It is computed only if
+        the measure is no distance, both sides are models (no recordings), and their states are the
+        residual stream after each block.
         """
         # Distances do not read the setting `ruler`, and `activations` are recordings.
         if config.ruler is None or "ruler" not in self.reads or config.activations:

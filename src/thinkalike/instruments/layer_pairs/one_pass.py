@@ -142,6 +142,7 @@ def _key_of_shared_products(update: MetricUpdate) -> Hashable:
     can add batches for several metrics at once.
     """
     batch = update.batch
+    # `content` is a key of the text whose states a batch holds; None if it is not known.
     can_share = batch.content is not None and isinstance(update.metric, LayerMeans)
     # The id of its metric tells an update that cannot share from all others.
     id_if_alone = None if can_share else id(update.metric)

@@ -83,7 +83,7 @@ class OutputsByMeasure(ByMeasure):
         frozen_models = with_weights(
             models, f"{named_setting('measure', self.kind)} compares what models predict"
         )
-        # Outputs have no massive activations, so none are looked for.
+        # Outputs have no massive activations (very long states), so none are looked for.
         settings = replace(settings, unit="token", massive="keep")
         batches = super().batches(settings, config, models, runs)
 

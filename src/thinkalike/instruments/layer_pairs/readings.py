@@ -392,7 +392,8 @@ class BatchComparison(RulerComparison):
     ) -> None:
         """Add the states of two layers to a metric, batch by batch.
 
-        Rows with massive activations are left out, and so are batches that have no other rows.
+        Rows with massive activations (very long states) are left out, and so are batches that have
+        no other rows.
 
         Args:
             metric: Gathers the batches.

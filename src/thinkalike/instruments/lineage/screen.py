@@ -87,10 +87,10 @@ class BlockRun:
 
     @property
     def p(self) -> float:
-        """The largest p-value of these blocks; the smallest if they have no origin.
+        """The largest p-value of these blocks; the smallest if they come from no source block.
 
-        So it is the weakest evidence for the origins of these blocks, or the strongest evidence
-        among blocks that have none.
+        So it is the weakest evidence that each of these blocks comes from a block of the source,
+        or the strongest evidence among blocks that come from none.
         """
         values = [float(row["p_corrected"]) for row in self.rows]
         has_origin = self.shift is not None

@@ -269,8 +269,8 @@ def _curves_of_features(
     """Return the accuracy by step of each feature in each layer, layer after layer.
 
     Args:
-        checkpoints: What was read of each checkpoint, in the order of steps: the right answers of
-            probes and their null.
+        checkpoints: What was read of each checkpoint, in the order of steps: which answers of
+            probes are right, and their null, the accuracies with permuted labels.
         reader: Has the probing tasks of the features.
         layers: How many layers there are.
     """
