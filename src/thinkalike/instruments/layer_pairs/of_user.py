@@ -145,6 +145,8 @@ def with_errors_that_name_it(measure: AnyMeasure, kind: str) -> AnyMeasure:
         pass
 
     def overridden(name: str) -> Callable[..., object]:
+        """Return a method that calls the user's method `name`, and checks what it returns."""
+
         def method(self: object, *arguments: object) -> object:
             with _blaming_unless_value_error(kind):
                 value = getattr(super(NamedInErrors, self), name)(*arguments)

@@ -345,7 +345,7 @@ class BatchComparison(RulerComparison):
 
     @cached_property
     def _is_symmetric(self) -> bool:
-        """Whether the measure has the same value in both directions, which a user's may not."""
+        """Whether the measure has the same value in both directions; a user's may differ."""
         metric = self._new_metric()
         assert isinstance(metric, LayerMeans)
         return metric.measure.is_symmetric

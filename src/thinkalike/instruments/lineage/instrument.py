@@ -120,6 +120,7 @@ class LineageInstrument(
         # The p-values are corrected for all pairs of blocks, of all pairs of models.
         tests = sum(len(source.units) * len(target.units) for source, target in pairs)
         n_head_tests = sum(len(source.heads) * len(target.heads) for source, target in pairs)
+        # Whether units with similar weights are counted in blocks that come from no other block.
         likeness = config.measure_as(LineageConfig).likeness
         comparisons = []
         for source, target in pairs:

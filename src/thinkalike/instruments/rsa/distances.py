@@ -105,7 +105,12 @@ def layer_distances(
 
 
 def _distances_of_states(side: StimulusStates, distance: str) -> list[NeuralDistances]:
-    """Return the distances between the states of all stimuli in each layer of a side."""
+    """Return the distances between the states of all stimuli in each layer.
+
+    Args:
+        side: A model or a recording.
+        distance: The name of the distance, such as "euclidean".
+    """
     distances = []
     for layer, states in zip(side.layers, side.states, strict=True):
         distances.append(NeuralDistances.of(states, distance, f"{side.name} {layer}"))
@@ -115,7 +120,10 @@ def _distances_of_states(side: StimulusStates, distance: str) -> list[NeuralDist
 def distances_of_sides(
     sides: Sequence[StimulusStates], measure: RSAConfig
 ) -> list[NeuralDistances]:
-    """Return the distances between all pairs of stimuli in each layer, one side after another."""
+    """Return the distances between all pairs of stimuli, for each layer of each side in turn.
+
+    A side is a model or a recording.
+    """
     distances = []
     for side in sides:
         distances += layer_distances(side, measure)

@@ -117,7 +117,7 @@ class RSA(
         rows = rows_of_sides(compared.sides)
         value = similarity.value.numpy()
         scalars = {"stimuli": float(len(stimuli))}
-        is_pair_of_layers = ~np.eye(len(rows), dtype=bool)
+        is_pair_of_layers = ~np.eye(len(rows), dtype=bool)  # the diagonal: a layer with itself
         if stimuli.confounded_with_words():
             scalars["pairs_of_one_word"] = float(pairs_of_one_word(stimuli).sum())
         if is_pair_of_layers.any():
