@@ -248,8 +248,8 @@ def inputs_of_stimuli(config: AnalyzeConfig) -> Inputs:
 def sentence_of_stimuli(stimuli: Stimuli) -> Int[Tensor, " n"] | None:
     """Return the number of each stimulus's sentence; None with fewer than `FEWEST_SENTENCES`.
 
-    Folds and resamples keep the stimuli of a sentence together. With None, they are drawn from
-    single stimuli.
+    The groups of stimuli are their sentences. Folds and resamples keep the stimuli of a sentence
+    together. With None, they are drawn from single stimuli.
     """
     if len(stimuli.groups.unique()) < FEWEST_SENTENCES:
         return None
@@ -309,7 +309,7 @@ def stimulus_states_to_compare(
     Raises:
         DataError: Subjects differ in their layers, or two have the same recording.
     """
-    embed = config.measure_as(StimulusDistanceConfig).embed
+    embed = config.measure_as(StimulusDistanceConfig).embed  # whether the embedding is a layer
     sides = stimulus_states_of(config, stimuli, embed)
     _check_subjects(sides[: len(config.subjects)])
     return without_massive(config, stimuli, _with_chosen_layers(config, sides))

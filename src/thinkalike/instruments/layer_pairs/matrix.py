@@ -63,7 +63,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         """Return whether the site before block 0 is compared, too."""
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the settings that these jobs ignore: the amounts of fitting and evaluation text.
+        """Return the settings that comparisons ignore: the amounts of fitting and evaluation text.
 
         They are returned with their values, since the keys of stored results contain these.
         """
