@@ -579,7 +579,8 @@ def directions_in_words(
     Args:
         directions: A row for each direction, the first one first; None: they were not computed,
             and the function returns the reason.
-        modules: A row for each module. If no onset is above 0, no states differ.
+        modules: A row for each module. Its onset is the relative change of states that begins at
+            it; if no onset is above 0, no states differ.
         numbers: The headline numbers.
     """
     if directions is None and not modules["onset"].max() > 0:

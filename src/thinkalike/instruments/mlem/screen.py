@@ -263,7 +263,8 @@ def _best_in_words(best: pd.Series) -> str:
 def _peak_in_words(peak: pd.Series) -> str:
     """Return which feature matters most, and in which layer, or that none is shown to matter.
 
-    None is shown to matter if the interval of the highest importance has 0 in it.
+    None matters if the highest importance, rounded, is not above 0. None is shown to matter if the
+    interval of the highest importance has 0 in it.
 
     Args:
         peak: The row of the table of profiles with the highest importance.

@@ -233,7 +233,7 @@ def _comparisons_with_baselines(table: pd.DataFrame) -> list[str]:
         in_words = f"the {name}"
         if len(table) == 1:  # the table below has the numbers of several stitches
             in_words += f" ({number_text(table[column].iloc[0], '.2f')})"
-        verdict = _verdict_beside_baseline(table, column)
+        verdict = _verdict_beside_baseline(table, column)  # a template with a place for names
         baselines_by_verdict.setdefault(verdict, []).append(in_words)
     return [
         verdict.format(" and ".join(baselines))
