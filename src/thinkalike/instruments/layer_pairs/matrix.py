@@ -195,7 +195,7 @@ def _site_of_all(result: Result) -> str:
     sites = set()
     for side in ("model", "target"):
         model = result.config.get(side)
-        if model:  # the settings of the model
+        if model:
             sites.add(str(model.get("site", AFTER)))
     sites -= {AFTER}
     if len(sites) == 1:

@@ -259,7 +259,8 @@ def _threshold_of_null(null: Float[Tensor, "s p"]) -> float:
         null: The accuracy at each of s steps with each of p permutations of the labels.
     """
     greatest_first = null.amax(0).sort(descending=True).values
-    # At most a share ALPHA of p + 1 labellings may be above: p permutations and the true labels.
+    # A share ALPHA of p + 1 labellings (the true labels and p permutations) may be above the
+    # threshold. The true labels count as one of these.
     n_above = int(ALPHA * (len(greatest_first) + 1)) - 1
     return float(greatest_first[max(n_above, 0)])
 
