@@ -166,8 +166,8 @@ class StatesByMeasure(ByMeasure):
 def parts_of_measure(parts: Sequence[str], is_distance: bool) -> tuple[str, ...]:
     """Return the parts of the configuration that a measure reads, such as "model" and "data".
 
-    A distance does not read the part "ruler". This part asks for equivalent bit widths: to how many
-    bits a model's weights are rounded in a copy that is as similar to it as the other model.
+    A distance does not read the part "ruler". It asks for equivalent bit widths: to how many bits
+    a model's weights are rounded in a copy that is as similar to it as the other model.
 
     Args:
         parts: The parts that measures of its kind read.
