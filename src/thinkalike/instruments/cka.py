@@ -142,7 +142,7 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=15, reads=OF_STATES):
         of the documents is left out, for each part. `convergence` is the CKA of the first k
         batches, for every k.
         """
-        assert isinstance(estimate, CKAResult)
+        assert isinstance(estimate, CKAResult)  # the CKA metric computes no other estimate
         return {
             "hsics": estimate.hsics,
             "without": estimate.without,

@@ -130,7 +130,7 @@ class Distance(
     def draw(self, result: Result, folder: Path) -> None:
         """Draw distances by layer, or by component and layer if the result compares those."""
         if "components" in result.tables:
-            super().draw(result, folder)
+            super().draw(result, folder)  # draws components by layer
         else:
             subtitle = f"{amount_compared_in_words(result)}\nbars: 95 % intervals over documents"
             figures.shifts(result.details, folder, subtitle)

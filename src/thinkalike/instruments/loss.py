@@ -78,7 +78,8 @@ class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("
         with work.phase("loading"):
             model = load_model(config.model)
             model.check_context(config.data.context)
-            # A model may have been trained on the other documents of the same text.
+            # The loss is always computed on the evaluation share of the documents alone, as the
+            # model may have been trained on the other documents of the same text.
             evaluation_share = config.data.evaluation_share or REPORT_SHARE
             corpus = read_corpus(
                 replace(config.data, evaluation_share=evaluation_share),

@@ -189,10 +189,10 @@ class OfStimuli(Instrument[AnalyzeConfig]):
             yield {"stimuli.sample": sample_size}
 
     def bytes_beside_models(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the bytes of the states of all stimuli in all layers."""
+        """Return the bytes of the states of all stimuli in all layers of all models."""
         has_embedding = config.measure_as(StimulusDistanceConfig).embed
         numbers_per_stimulus = 0
-        for shape in set(shapes.values()):
+        for shape in set(shapes.values()):  # a model that is compared with itself counts once
             layers = shape.layers + int(has_embedding)
             numbers_per_stimulus += layers * shape.width
         count = len(read_stimuli(config.stimuli))
@@ -207,7 +207,7 @@ def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
     n_sentences = len(read_stimuli(config.stimuli).groups.unique())
     tokens = float(TOKENS_PER_SENTENCE * n_sentences)
     passes = []
-    for shape in dict.fromkeys(shapes.values()):
+    for shape in dict.fromkeys(shapes.values()):  # a model compared with itself runs once
         passes.append(shape.passes("states", tokens, TOKENS_PER_SENTENCE, with_logits=False))
     return passes
 
@@ -248,8 +248,8 @@ def inputs_of_stimuli(config: AnalyzeConfig) -> Inputs:
 def sentence_of_stimuli(stimuli: Stimuli) -> Int[Tensor, " n"] | None:
     """Return the number of each stimulus's sentence; None with fewer than `FEWEST_SENTENCES`.
 
-    Folds and resamples keep the stimuli of a sentence together. With None, they are drawn from
-    single stimuli.
+    The groups of stimuli are their sentences. Folds and resamples keep the stimuli of a sentence
+    together. With None, they are drawn from single stimuli.
     """
     if len(stimuli.groups.unique()) < FEWEST_SENTENCES:
         return None
@@ -309,7 +309,7 @@ def stimulus_states_to_compare(
     Raises:
         DataError: Subjects differ in their layers, or two have the same recording.
     """
-    embed = config.measure_as(StimulusDistanceConfig).embed
+    embed = config.measure_as(StimulusDistanceConfig).embed  # whether the embedding is a layer
     sides = stimulus_states_of(config, stimuli, embed)
     _check_subjects(sides[: len(config.subjects)])
     return without_massive(config, stimuli, _with_chosen_layers(config, sides))
@@ -344,8 +344,8 @@ def _with_chosen_layers(
 ) -> list[StimulusStates]:
     """Return models and recordings with only the layers that the setting `layers=` lists.
 
-    The setting is for models alone; recordings keep all their layers. So do models if it is "same"
-    or "all".
+    The setting is for the two models of a job, or its only one; recordings keep all their layers.
+    Nothing is left out if the setting is "same" or "all".
 
     Args:
         config: The job.

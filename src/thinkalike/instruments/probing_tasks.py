@@ -51,7 +51,8 @@ class Task:
     def without_levels_of_one_fold(self) -> Task:
         """Return the task without the stimuli of levels that occur in one fold only.
 
-        Such a level cannot be learned: a probe that is evaluated on that fold is fitted on the
+        A level is a value of the feature that a probe predicts, such as plural. One that occurs in
+        one fold cannot be learned: a probe that is evaluated on that fold is fitted on the
         other folds, and never sees it. The remaining levels are numbered anew.
         """
         fold_count_of_level = []
@@ -161,5 +162,5 @@ def _stimuli_of_frequent_levels(
     level_names = []
     for level in levels:
         level_names.append(f"{level:g}" if isinstance(level, float) else str(level))
-    rows = torch.tensor(frequent.index.to_numpy())
+    rows = torch.tensor(frequent.index.to_numpy())  # the index of the table numbers the stimuli
     return rows, torch.from_numpy(labels), level_names

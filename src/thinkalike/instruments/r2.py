@@ -208,7 +208,7 @@ class LayerR2(
         Results of earlier versions have R² only of the states as they are, and the name is "R²".
         """
         label = super().label(result)
-        if "r2_forward" in result.details:
+        if "r2_forward" in result.details:  # then the value itself is residual R²
             return label
         return label.replace(self.name, "R²")
 

@@ -121,8 +121,9 @@ class DiffInstrument(
         """Return the settings that this job ignores, with the values that enter its hash.
 
         The setting `data.evaluation_tokens` is ignored, as `measure.tokens` says how much text is
-        read; its value stays in the hash. The setting `data.fit_tokens` is ignored unless the null
-        is the continued-training control, as only this control is trained on text.
+        read. Its value stays in the hash all the same, so that results of earlier versions are
+        found. The setting `data.fit_tokens` is ignored, and None in the hash, unless the null is
+        the continued-training control, as only this control is trained on text.
         """
         unread = left_in_key(config, REPORT_TEXT)
         if config.measure_as(DiffConfig).null != "continued_training":
@@ -183,10 +184,11 @@ class DiffInstrument(
         return passes
 
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        """Return the seconds that a CPU takes to change weights at random, for the null.
+        """Return the seconds that a CPU takes to change weights at random.
 
-        The estimate is 0 for a GPU, which takes next to no time, and without random changes. It is
-        not known yet which weights differ, so all are counted.
+        Random changes are what the change of the model is compared with. The estimate is 0 for a
+        GPU, which takes next to no time, and for a job without random changes. It is not known yet
+        which weights differ, so all are counted.
         """
         measure = config.measure_as(DiffConfig)
         if measure.null != "random_change" or pick_device(config.model.device) != "cpu":

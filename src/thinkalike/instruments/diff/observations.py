@@ -118,7 +118,7 @@ class Observations:
         of two continuations after the text with the feature, less that after the other text.
 
         Args:
-            model: A model with the tokenizer of the base.
+            model: The base, the changed model, or a copy of the base; all have its tokenizer.
         """
         if self.contrasts is None:
             return torch.zeros(0)
@@ -149,9 +149,9 @@ class Observations:
     def move_beyond_control(self) -> MoveBeyondControl:
         """How much farther modules moved than in copies of the base that were trained further.
 
-        There is a z-score for each module of `parts_compared_with_control`. Only how far a module
-        moved relative to the other modules of the same model counts, as a different learning rate
-        moves all of them farther.
+        There is a z-score for each module of `parts_compared_with_control`, and the p-value of the
+        largest one. Only how far a module moved relative to the other modules of the same model
+        counts, as a different learning rate moves all of them farther.
         """
         moves_of_copies = []
         for moves in self.null.moves:

@@ -144,9 +144,10 @@ def _scalars_of_diff(
 
 
 def _change_at_each_token(observed: Observations) -> dict[str, Float[Tensor, " n"]]:
-    """Return what the change does at each token of the text, by the name of a headline number.
+    """Return what the change of the model does at each token, by the name of a headline number.
 
-    KL and losses are in nats; `flips` is 1 where the most likely next token differs, and else 0.
+    KL and losses are in nats. `kl` is KL(base ‖ changed) after the token, and `reverse_kl` is
+    KL(changed ‖ base). `flips` is 1 where the most likely next token differs, and else 0.
     """
     tokens = [change.tokens for change in observed.changes]
     loss_base = torch.cat([batch.loss_base for batch in tokens]).double()
@@ -167,12 +168,12 @@ def _without_unbounded_ends(numbers: Mapping[str, float]) -> dict[str, float]:
     Few documents give unbounded intervals. Any other number that is not finite is kept, so that
     the check of the result finds it and raises an error.
     """
-    kept = {}
+    remaining = {}
     for name, value in numbers.items():
-        is_end = name.endswith(("_low", "_high"))
-        if math.isfinite(value) or not is_end:
-            kept[name] = value
-    return kept
+        is_end_of_interval = name.endswith(("_low", "_high"))
+        if math.isfinite(value) or not is_end_of_interval:
+            remaining[name] = value
+    return remaining
 
 
 def _numbers_of_comparison_with_null(

@@ -149,6 +149,7 @@ def summary_sentence(result: Result) -> str:
             f"{text}."
         )
     clauses = [what_changed, kl_in_words]
+    # With taught=only no module is exchanged, so that the effects of modules are not known.
     if numbers["modules"] and not asks_only_what_was_taught(result):
         clauses.append(_concentration_in_words(result.details))
     clauses += _most_affected_tokens(result.tables)
@@ -583,7 +584,8 @@ def directions_in_words(
     Args:
         directions: A row for each direction, the first one first; None: they were not computed,
             and the function returns the reason.
-        modules: A row for each module. If no onset is above 0, no states differ.
+        modules: A row for each module. Its onset is the relative change of states that begins at
+            it; if no onset is above 0, no states differ.
         numbers: The headline numbers.
     """
     if directions is None and not modules["onset"].max() > 0:

@@ -77,7 +77,7 @@ def table_of_modules(observed: Observations) -> pd.DataFrame:
     rows = []
     for part in parts:
         row = row_of_unchanged_module(part)
-        if part in observed.parts:
+        if part in observed.parts:  # the modules that differ
             row |= dict.fromkeys(EFFECTS, math.nan)
             row["relative_weight_change"] = _relative_change(observed, part.paths)
             row |= _onset_and_effects(observed.parts[part], kl, documents)
@@ -107,11 +107,12 @@ def _onset_and_effects(
 ) -> dict[str, float]:
     """Return the onset of a module or output, and its shares of the KL of the whole change.
 
-    `restoring_effect` is the share that disappears when the base's module is put into the changed
-    model, and `transplanting_effect` the share that appears when the changed module is put into
-    the base. `mean_effect` is their mean (the Shapley value of two players: this module, and the
-    rest of the change). The shares are left out where the module was not exchanged, or where
-    predictions differ by rounding alone.
+    The onset is the mean of ‖y - x‖ / ‖x‖, where a block of the base returns x, and y with the
+    changed module in place of its own. `restoring_effect` is the share that disappears when the
+    base's module is put into the changed model, and `transplanting_effect` the share that appears
+    when the changed module is put into the base. `mean_effect` is their mean (the Shapley value of
+    two players: this module, and the rest of the change). The shares are left out where the module
+    was not exchanged, or where predictions differ by rounding alone.
 
     Args:
         changes: What the exchange of the module does at each token: the onset (`entering`), the
@@ -298,7 +299,11 @@ def table_of_classes(observed: Observations) -> pd.DataFrame:
 
 
 def _tokens_by_kind(observed: Observations) -> dict[str, Bool[Tensor, " n"]]:
-    """Return a mask of the text's tokens for each kind of token, in alphabetical order."""
+    """Return a mask of the text's tokens for each kind of token, in alphabetical order.
+
+    Kinds are, for example, "number" and "punctuation". The last token of each row is left out, as
+    the row has no token after it to predict.
+    """
     tokens = observed.rows.tokens[:, :-1].flatten().long()
     token_ids, id_index_of_token = tokens.unique(return_inverse=True)
     kind_of_id = [kind_of_token(observed.base.tokenizer, token) for token in token_ids.tolist()]
@@ -313,10 +318,11 @@ def table_of_words(observed: Observations) -> pd.DataFrame:
     """Return a row for each word with a contrast: its value in the base, and how far it changed.
 
     A contrast is how much a feature of the word, such as number, moves the log-odds of two
-    continuations, in nats; it is a mean over pairs of texts with the word. With a null, the change
-    is tested against that of the null and of the remaining words, and the lowest p comes first.
-    Without one, the words are in ascending order of the change. The table is empty if there are no
-    pairs of texts.
+    continuations, in nats; it is a mean over pairs of texts with the word. If there is a null
+    (copies of the base that were changed at random, or trained further), the change is tested
+    against the changes in these copies and of the remaining words, and the lowest p comes first.
+    Else the words are in ascending order of the change. The table is empty if there are no pairs
+    of texts.
     """
     contrasts = observed.contrasts
     if contrasts is None:
@@ -336,8 +342,9 @@ def table_of_words(observed: Observations) -> pd.DataFrame:
         "change_high": mean_change + half_width,
     }
     sorted_by = "change"
-    if observed.null.effects:
-        null = means_of_groups(observed.null.contrasts_without_random_signs() - before, groups)
+    if observed.null.effects:  # the contrasts in the copies
+        changes_of_copies = observed.null.contrasts_without_random_signs() - before
+        null = means_of_groups(changes_of_copies, groups)
         beyond, t, p = excess(mean_change, null)
         columns |= {"change_beyond_null": beyond, "t": t, "p": p, "q": false_discovery_rates(p)}
         sorted_by = "p"

@@ -164,7 +164,12 @@ def _table_of_continuations(observed: Observations, models: NullModels | None) -
     `text` is written by the difference between the changed model q and the base p, `random` by
     that between a random change of the same size and the base, and `base` is the base's most
     likely text. `lead` is the mean of log q - log p over the tokens of `text`, and `lead_random`
-    the same for `random`. Without a null, "" and NaN stand in place of the random change.
+    the same for `random`.
+
+    Args:
+        observed: Has the base and the changed model.
+        models: Opens models with random changes; None: the job has no null, and `random` is "" and
+            `lead_random` NaN.
     """
     base = observed.base
     by_change = _continuations_of_factors(base, observed.changed, FACTORS)

@@ -33,8 +33,9 @@ def numbers_after_unread_tokens(
 ) -> dict[str, float]:
     """Return headline numbers about tokens whose embedding differs and that the text lacks.
 
-    These tokens are inserted into the text at a fixed number of positions (about `POSITIONS`). The
-    predictions of both models after them are compared: KL and flips, with intervals over rows.
+    These tokens are inserted into the text at about `POSITIONS` positions, however many they are.
+    The predictions of both models after them are compared: KL and flips (the share of positions
+    where the most likely next token differs), with intervals over rows.
     Tokens are repeated if there are fewer of them than positions; if there are more, a random
     sample is inserted. If the text lacks none of them, only two counts are returned: how many
     tokens have a different embedding, and how many of these the text lacks.

@@ -42,8 +42,8 @@ class LayerMeasureConfig(WithNull):
     def __post_init__(self) -> None:
         """Refuse a parameter such as `neighbours=2000` that needs more rows than a batch has.
 
-        A measure whose `needed_by` is not empty needs as many rows as the value of its first
-        parameter, and a few more.
+        Such a measure says in `needed_by` what needs the rows, for example its neighbours. It
+        needs as many rows (`fewest`) as the value of its first parameter, and a few more.
         """
         super().__post_init__()
         if self.measure_class is None:
@@ -178,8 +178,8 @@ class StatesByMeasure(ByMeasure):
 def parts_of_measure(parts: Sequence[str], is_distance: bool) -> tuple[str, ...]:
     """Return the parts of the configuration that a measure reads, such as "model" and "data".
 
-    A distance has no equivalent bit widths, and so does not read the part "ruler", which asks for
-    them.
+    A distance does not read the part "ruler". It asks for equivalent bit widths: to how many bits
+    a model's weights are rounded in a copy that is as similar to it as the other model.
 
     Args:
         parts: The parts that measures of its kind read.

@@ -67,7 +67,7 @@ class LayerPairComparison:
     Attributes:
         metric: Gathers the batches.
         with_massive: Gathers the counterparts of some batches that include massive tokens.
-        pools_kept: How many pools of batches an earlier run has gathered.
+        n_pools_saved: How many pools of batches an earlier run added to the saved metrics.
         error: Why a batch could not be read or compared. The comparison has then ended; the other
             comparisons of the same pass go on.
     """
@@ -99,18 +99,18 @@ class LayerPairComparison:
         self.metric = new_metric()
         self.with_massive = new_metric()
         self.error: DataError | None = None
-        self.pools_kept = 0
+        self.n_pools_saved = 0
 
         state = work.resume("metrics")
         if state is not None:
-            self.pools_kept = state.entry("pools", int)
+            self.n_pools_saved = state.entry("pools", int)
             # The states of all processes are joined, so only the first one takes them over.
             if work.processes.rank == 0:
                 self.metric.load_state_dict(state.entry("metric", dict))
                 self.with_massive.load_state_dict(state.entry("with_massive", dict))
 
     def needs_pool(self, number: int) -> bool:
-        """Return whether a pool is yet to be added to the metrics.
+        """Return whether a pool must be added to the metrics.
 
         A pool is some batches over which the models run at once. It is not needed if an earlier
         run of the job added it and saved the metrics, or if a batch could not be compared.
@@ -118,7 +118,7 @@ class LayerPairComparison:
         Args:
             number: The number of the pool, from 0.
         """
-        return self.error is None and self.pools_kept <= number < self.batches.total
+        return self.error is None and self.n_pools_saved <= number < self.batches.total
 
     def pool(self, number: int) -> Iterator[StateBatch]:
         """Yield the batches of a pool.
@@ -213,7 +213,7 @@ class LayerPairComparison:
             for metric in metrics.values():
                 joined_states.enter_context(metric.sync_context(dist_sync_fn=metric.dist_sync_fn))
             is_first_process = self.work.processes.rank == 0
-            if is_first_process and self.error is None and pools > self.pools_kept:
+            if is_first_process and self.error is None and pools > self.n_pools_saved:
                 states = {name: dict(metric.state_dict()) for name, metric in metrics.items()}
                 self.work.keep("metrics", {"pools": pools, **states})
 
@@ -277,7 +277,7 @@ def pools_to_gather(comparisons: Sequence[LayerPairComparison], runs: ModelRuns)
     """
     processes = comparisons[0].work.processes
     total = max(comparison.batches.total for comparison in comparisons)
-    first = min(comparison.pools_kept for comparison in comparisons)
+    first = min(comparison.n_pools_saved for comparison in comparisons)
     with at_boundaries(), doing("pool", total or None, first) as activity:
         # In each turn, every process gathers one pool.
         for start in range(first, total, processes.size):

@@ -94,15 +94,20 @@ def places_correspond(rows_of_both: pd.DataFrame, is_distance: bool) -> bool:
         return False
     with_value = rows_of_both.dropna(subset="value")
     values = with_value.groupby("source_layer", sort=False)["value"]
-    closest = values.transform("min" if is_distance else "max")
-    # Heads that are all the same are as similar to each other as to themselves.
-    is_closest = (with_value["value"] - closest).abs() < ROUNDING
+    # For each row, the value of the target's hook point that is most similar to the source's.
+    value_of_closest = values.transform("min" if is_distance else "max")
+    # Several may be closest: equal heads are as similar to each other as to themselves.
+    is_closest = (with_value["value"] - value_of_closest).abs() < ROUNDING
     is_in_place = with_value["source_layer"] == with_value["target_layer"]
-    return bool((is_closest & is_in_place).sum() >= NEARLY_ALL * values.ngroups)
+    n_closest_in_place = (is_closest & is_in_place).sum()
+    return bool(n_closest_in_place >= NEARLY_ALL * values.ngroups)
 
 
 def _compare_hook_points(rows: pd.DataFrame) -> bool:
-    """Return whether there are rows, and the layers of both models are named for hook points."""
+    """Return whether rows compare hook points inside layers, such as "2.z.0", not whole layers.
+
+    It is False if there are no rows.
+    """
     if rows.empty:
         return False
     layers = pd.concat([rows["source_layer"], rows["target_layer"]])

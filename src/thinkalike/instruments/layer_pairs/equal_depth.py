@@ -86,12 +86,15 @@ def _are_numbers(layers: list[LayerName]) -> TypeGuard[list[int]]:
 
 
 def _have_gaps(sources: Sequence[int], targets: Sequence[int]) -> bool:
-    """Return whether relative depth must follow the numbers of layers, not their order.
+    """Return whether the depth of a layer is to be told by its number, not by its place in a list.
 
-    That is the case if the sides have different numbers of layers and one side lacks some, such as
-    layer 1 in [0, 2, 3]. A side with the embedding, layer -1, counts as complete.
+    That is the case if the lists have different lengths and one of them skips layers, such as
+    layer 1 in [0, 2, 3]. A list with the embedding, layer -1, counts as complete.
+
+    Args:
+        sources, targets: The numbers of the layers of each model that are compared.
     """
-    if len(sources) == len(targets):
+    if len(sources) == len(targets):  # layers at the same place in both lists are then paired
         return False
     for layers in (sources, targets):
         if min(layers) >= 0 and list(layers) != list(range(len(layers))):

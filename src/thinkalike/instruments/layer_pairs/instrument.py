@@ -84,10 +84,16 @@ class LayerPairs(PairMeasure[Settings]):
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]
     ) -> Iterator[dict[str, object]]:
-        """Yield settings that take ever less time, for `budget=`, which takes the first that fits.
+        """Yield settings that take ever less time, of which `budget=` takes the first that fits.
 
-        They have fewer layers of equal relative depth, and then also fewer batches. All of them
-        include equivalent bit widths, if the measure has them.
+        They have fewer layer pairs, of equal relative depth, and then also fewer batches. If the
+        job has the setting `ruler`, all of them also compute equivalent bit widths, which compare
+        the models with a model whose weights are rounded.
+
+        Args:
+            config: The job.
+            shapes: The sizes of the models.
+            chosen: The settings that the user has chosen; not read here.
         """
         batches = self.measure_settings(config).batches
         # Each reduction has a number of layer pairs, and a number that divides the amount of text.

@@ -63,7 +63,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         """Return whether the site before block 0 is compared, too."""
 
     def unread(self, config: AnalyzeConfig) -> SettingValues:
-        """Return the settings that these jobs ignore: the amounts of fitting and evaluation text.
+        """Return the settings that comparisons ignore: the amounts of fitting and evaluation text.
 
         They are returned with their values, since the keys of stored results contain these.
         """
@@ -119,6 +119,9 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         matrix = layer_by_component(components)
         label = self.label(result)
         marked = marked_components(result, self.is_distance)
+        # The least similar components have the greatest distance, the most similar ones the
+        # greatest similarity.
+        frames_greatest = self.is_distance == (marked == "least similar")
         subtitle = f"{models}\n{subtitle}; framed: the {marked} of each layer"
         figures.components(
             matrix,
@@ -128,7 +131,7 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
             scale,
             subtitle,
             layers_of,
-            frames_greatest=self.is_distance == (marked == "least similar"),
+            frames_greatest=frames_greatest,
         )
 
     def label(self, result: Result) -> str:
@@ -192,10 +195,11 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
 
 
 def _site_of_all(result: Result) -> str:
-    """Return the hook point at which all states were read, such as "mlp_post".
+    """Return the one hook point other than the default at which states were read.
 
-    It is "" for the residual stream after blocks, the default. It is also "" if both models were
-    read at different hook points, neither of which is the default.
+    The default is the residual stream after blocks. The hook point, such as "mlp_post", is that of
+    both models, or of one of them if the other is read at the default. It is "" if there is none,
+    or if there are two.
     """
     sites = set()
     for side in ("model", "target"):

@@ -140,6 +140,7 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         unread |= {"data": None, "layers": "same"}
         # Stimuli are one batch, but keys of such jobs have always had CKA's number of batches.
         unread["measure.batches"] = BATCHES
+        # The settings of the measure that concern text alone, with their defaults.
         for name, value in self.for_stimuli.items():
             unread[f"measure.{name}"] = value
         return unread
@@ -147,9 +148,12 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
     def has_bit_widths(self, config: AnalyzeConfig) -> bool:
         """Return whether equivalent bit widths of layer pairs are computed (`ruler=bits`).
 
-        They are computed only if the measure is no distance, both sides are models (no
-        recordings), and their states are the residual stream after each block.
+        The equivalent bit width of a layer pair is the number of bits to which a model's weights
+        are rounded in a copy that is as similar to it as the other model. It is computed only if
+        the measure is no distance, both sides are models (no recordings), and their states are the
+        residual stream after each block.
         """
+        # Distances do not read the setting `ruler`, and `activations` are recordings.
         if config.ruler is None or "ruler" not in self.reads or config.activations:
             return False
         return config.model.site == AFTER and config.target.site == AFTER
@@ -202,7 +206,8 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
             log.info("words have no common position: compared conditional on the token alone")
             measure = replace(measure, conditional_on="token")
 
-        # A model that is compared with itself is one object on both sides.
+        # A model that is compared with itself is one object on both sides. A side has the name of
+        # its model, the names of its layers, and a function that describes the model.
         side_of_model: dict[int, ComparedSide] = {}
         for model, sites in zip(models, sites_by_model, strict=True):
             describe = partial(_described_model, model, runs)
@@ -259,13 +264,14 @@ AnyPairMeasure: TypeAlias = PairMeasure[Any]
 
 
 def null_columns(estimate: LayerPairEstimate) -> dict[str, Float[Tensor, "l m"]]:
-    """Return the columns that compare values with those of permuted documents; {} without a null.
+    """Return columns that compare each value with its values after documents were permuted.
 
     `null_mean` is the mean value over permutations. `calibrated` is (value - null_mean) /
-    (best - null_mean): 0 by chance, 1 for a layer with itself. `p` is the share of permutations
-    whose value is at least as close, where the value itself counts as one of them; NaN if there
-    are too few documents. `p_corrected` compares with the closest of all layer pairs of each
-    permutation, which corrects for the number of pairs.
+    (best - null_mean), where best is the value of a layer with itself: 0 by chance, 1 for equal
+    layers. `p` is the share of permutations in which the two layers are at least as similar, where
+    the value itself counts as one of them; NaN if there are too few documents. `p_corrected`
+    compares with the most similar of all layer pairs in each permutation, which corrects for the
+    number of pairs. There are no columns if permutations were not asked for.
     """
     chance = estimate.chance
     if chance is None:

@@ -135,8 +135,9 @@ def _with_nan_for_masked(value: object) -> object:
 def with_errors_that_name_it(measure: AnyMeasure, kind: str) -> AnyMeasure:
     """Return a copy of a user's measure whose errors name it in one line.
 
-    The class of the copy is a subclass of the user's class, and overrides the methods that run the
-    user's code. A ValueError is raised unchanged: a measure refuses rows by it.
+    The class of the copy is a subclass of the user's class. It overrides the methods that run the
+    user's code, which `READ_RESULT` lists with a function that checks what each of them returns. A
+    ValueError is raised unchanged, as a measure raises it to refuse rows.
 
     Args:
         measure: An instance of a class of the user's.
@@ -148,6 +149,8 @@ def with_errors_that_name_it(measure: AnyMeasure, kind: str) -> AnyMeasure:
         pass
 
     def overridden(name: str) -> Callable[..., object]:
+        """Return a method that calls the user's method `name`, and checks what it returns."""
+
         def method(self: object, *arguments: object) -> object:
             with _blaming_unless_value_error(kind):
                 value = getattr(super(NamedInErrors, self), name)(*arguments)
@@ -155,7 +158,8 @@ def with_errors_that_name_it(measure: AnyMeasure, kind: str) -> AnyMeasure:
 
         return method
 
-    # They are set afterwards: a class that defines `compare` has no fast path of its parent.
+    # Methods are set after the class was made: a class that defines `compare` in its body loses
+    # the faster methods of its parent, such as `compare_all`, when it is made.
     for name in READ_RESULT:
         setattr(NamedInErrors, name, overridden(name))
 

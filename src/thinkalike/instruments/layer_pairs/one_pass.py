@@ -138,11 +138,15 @@ def _update_together(updates: Sequence[MetricUpdate]) -> None:
 def _key_of_shared_products(update: MetricUpdate) -> Hashable:
     """Return a key that is equal for updates that can share intermediate products.
 
-    Such updates have the same rows of text on the same device, and the same settings. An update
-    whose text is not known, or whose metric is not a `LayerMeans`, has a key of its own.
+    These are products of one model's states, such as a Gram matrix. Updates share them if they
+    have the same rows of text on the same device, and the same settings. An update has a key that
+    no other has if its text is not known, or if its metric is not a `LayerMeans`, the metric that
+    can add batches for several metrics at once.
     """
     batch = update.batch
+    # `content` is a key of the text whose states a batch holds; None if it is not known.
     can_share = batch.content is not None and isinstance(update.metric, LayerMeans)
+    # The id of its metric tells an update that cannot share from all others.
     id_if_alone = None if can_share else id(update.metric)
     return (
         repr(update.comparison.measure),
@@ -182,8 +186,10 @@ def _add_with_shared_products(group: Sequence[MetricUpdate]) -> bool:
     for update in group:
         assert isinstance(update.metric, LayerMeans)
         metrics.append(update.metric)
+    # The labels of rows, such as their documents, are the same in all updates.
     batch = Batch(states_on_device, **first.comparison.labels(first.batch))
     try:
+        # All metrics have the same measure and settings, so that any of them can add to all.
         metrics[0].gather(batch, metrics, index_pairs)
     except ValueError:
         return False

@@ -83,7 +83,7 @@ class OutputsByMeasure(ByMeasure):
         frozen_models = with_weights(
             models, f"{named_setting('measure', self.kind)} compares what models predict"
         )
-        # Outputs have no massive activations, so none are looked for.
+        # Outputs have no massive activations (very long states), so none are looked for.
         settings = replace(settings, unit="token", massive="keep")
         batches = super().batches(settings, config, models, runs)
 
@@ -110,6 +110,7 @@ def _batch_of_logits(
         content = (batch.content, "logits")
         run = partial(_logits_as_layer, model, states[-1])
         # `once` calls `run` unless another job has computed the logits of this content already.
+        # With `of_batch`, they are freed with the states of this batch.
         logits_of_models.append(runs.once(model, content, run, of_batch=True))
     return batch._replace(states=logits_of_models)
 

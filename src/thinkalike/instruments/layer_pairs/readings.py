@@ -276,6 +276,10 @@ class BatchComparison(RulerComparison):
         A calibration point is a changed copy of the side's model, such as one rounded to 4 bits.
         Local mixing is one, too: networks without training that only mix earlier tokens. They have
         no layers, so that the list has a tensor for each way of mixing instead.
+
+        Args:
+            side: 0 for the source of the layer pairs, 1 for the target.
+            calibration_point: Its name.
         """
         model = self.models[side]
         if calibration_point == MIXING:
@@ -350,7 +354,7 @@ class BatchComparison(RulerComparison):
 
     @cached_property
     def _is_symmetric(self) -> bool:
-        """Whether the measure has the same value in both directions, which a user's may not."""
+        """Whether the measure has the same value in both directions; a user's may differ."""
         metric = self._new_metric()
         assert isinstance(metric, LayerMeans)
         return metric.measure.is_symmetric
@@ -372,7 +376,7 @@ class BatchComparison(RulerComparison):
             self._update(metric, first, second)
             # The metric has a single layer of either side: (replicate, 1, 1).
             replicates = metric.replicates()[:, 0, 0].cpu()
-        except ValueError:  # for instance constant states
+        except ValueError:  # for instance constant states, which count as wholly unlike
             replicates = torch.zeros(1, dtype=torch.float64)
         n_missing = self._replicate_count - len(replicates)
         return pad(replicates, (0, n_missing), value=math.nan)
@@ -397,7 +401,8 @@ class BatchComparison(RulerComparison):
     ) -> None:
         """Add the states of two layers to a metric, batch by batch.
 
-        Rows with massive activations are left out, and so are batches that have no other rows.
+        Rows with massive activations (very long states) are left out, and so are batches that have
+        no other rows.
 
         Args:
             metric: Gathers the batches.

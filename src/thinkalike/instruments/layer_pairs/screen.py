@@ -335,7 +335,7 @@ def unit_of_rows(result: Result) -> str:
     if isinstance(text_facts, Mapping) and text_facts.get("level") == "word":
         return "words"
     measure = result.config.get("measure") or {}
-    if measure.get("flatten", "token") != "token":
+    if measure.get("flatten", "token") != "token":  # a row of text is one vector
         return "rows of text"
     return "tokens"
 

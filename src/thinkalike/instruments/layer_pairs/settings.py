@@ -72,7 +72,10 @@ class WithNull(LayerPairsConfig):
         return settings - {"permutations"}
 
     def __post_init__(self) -> None:
-        """Refuse `conditional_on` for a measure that cannot compare rows of one token alone."""
+        """Refuse `conditional_on` for a measure that cannot compare rows of one token alone.
+
+        While no measure is chosen, `kind` is "" and nothing is refused.
+        """
         super().__post_init__()
         if self.conditional_on != "none" and self.kind and not self.compares_within_groups:
             raise ConfigError(

@@ -156,7 +156,8 @@ def _table_of_two_sides(
 ) -> pd.DataFrame:
     """Return a table with one row for each layer of one side with each layer of the other.
 
-    The uncorrected value is a column if the estimate has one, next to the value and its interval.
+    The columns are the value and its interval, and `uncorrected`, the value with its bias, if a
+    known bias was subtracted from the value.
 
     Args:
         source: The first columns of the rows (model and layer), for each of l layers.

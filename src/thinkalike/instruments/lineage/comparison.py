@@ -399,7 +399,9 @@ def table_of_origins(comparison: Comparison) -> pd.DataFrame:
 
     The block of the source is that with the smallest p-value. If its p-value is not below `ALPHA`
     after correction, the target's block has no origin: `source_layer` is NaN and `source_module`
-    is "". A block with several groups of units, such as experts, has a row for each group.
+    is "". `similar_units` is then the largest share of similar units in any block of the source,
+    and is NaN for blocks with an origin. A block with several groups of units, such as experts,
+    has a row for each group.
     """
     rows: list[dict[str, object]] = []
     for target in comparison.target.units:

@@ -18,11 +18,13 @@ def table_of_relations(comparisons: list[Comparison]) -> pd.DataFrame:
 
     - source, target: the names of the models;
     - blocks: the number of blocks of the model with fewer;
-    - shared_blocks: how many target blocks have an origin in the source;
+    - shared_blocks: how many target blocks come from a source block, by a test (its p-value is
+      below `ALPHA`);
     - units_in_place: the share of units at the same position, as a mean over blocks, with 0 for
       blocks without an origin;
     - lowest_p_corrected: the lowest p-value of two blocks;
-    - same_stream: whether the coordinates of the embeddings agree in position;
+    - same_stream: whether the coordinates of the embeddings agree in position, so that the models
+      have the same residual stream;
     - stream_p: the p-value of that, which is 1 if it was not tested.
     """
     rows: list[dict[str, object]] = []

@@ -120,11 +120,14 @@ class LineageInstrument(
         # The p-values are corrected for all pairs of blocks, of all pairs of models.
         tests = sum(len(source.units) * len(target.units) for source, target in pairs)
         n_head_tests = sum(len(source.heads) * len(target.heads) for source, target in pairs)
+        # Whether units with similar weights are counted in blocks that come from no other block.
         likeness = config.measure_as(LineageConfig).likeness
         comparisons = []
         for source, target in pairs:
             comparisons.append(
-                compare_models(source, target, tests, likeness, max(n_head_tests, 1))
+                compare_models(
+                    source, target, tests, likeness=likeness, n_head_tests=max(n_head_tests, 1)
+                )
             )
 
         origins = pd.concat([table_of_origins(comparison) for comparison in comparisons])
@@ -178,7 +181,7 @@ class LineageInstrument(
 
     def show(self, result: Result) -> None:
         """Print which blocks of two models, or of several, have a common history."""
-        if "relations" in result.tables:
+        if "relations" in result.tables:  # a row for each pair of models, if several are compared
             show_family(result)
         else:
             show_lineage(result)
@@ -203,8 +206,9 @@ def listed_models(config: AnalyzeConfig) -> list[ModelConfig]:
 def _scalars_of_lineage(comparisons: list[Comparison], origins: pd.DataFrame) -> dict[str, float]:
     """Return the headline numbers of a result.
 
-    They are the number of target blocks, how many of these have an origin, the lowest corrected
-    p-value, and the number of pairs of blocks that p-values are corrected for.
+    They are the number of target blocks, how many of these have an origin (a source block that
+    they come from, by a test), the lowest corrected p-value, and the number of pairs of blocks
+    that p-values are corrected for.
 
     Args:
         comparisons: The comparisons of every two models, at least one.

@@ -63,9 +63,9 @@ class BlockRun:
     @property
     def blocks(self) -> str:
         """The target's blocks in words: "block 3" or "blocks 3 to 5"."""
-        if " to " in self.target:
-            return f"blocks {self.target}"
-        return f"block {self.target}"
+        if self.numbers[0] == self.numbers[-1]:
+            return f"block {self.target}"
+        return f"blocks {self.target}"
 
     @property
     def source(self) -> str:
@@ -75,7 +75,7 @@ class BlockRun:
         """
         if not self.is_tested:
             return "not tested"
-        if self.shift is None:
+        if self.shift is None:  # then the blocks have no origin
             return "none"
         return range_of_blocks([int(row["source_layer"]) for row in self.rows])
 
@@ -92,10 +92,10 @@ class BlockRun:
 
     @property
     def p(self) -> float:
-        """The largest p-value of these blocks; the smallest if they have no origin.
+        """The largest p-value of these blocks; the smallest if they come from no source block.
 
-        So it is the weakest evidence for the origins of these blocks, or the strongest evidence
-        among blocks that have none.
+        So it is the weakest evidence that each of these blocks comes from a block of the source,
+        or the strongest evidence among blocks that come from none.
         """
         values = [float(row["p_corrected"]) for row in self.rows]
         has_origin = self.shift is not None
@@ -160,7 +160,7 @@ def runs_of_blocks(origins: pd.DataFrame) -> list[BlockRun]:
     """
     runs: list[BlockRun] = []
     for _, row in origins.iterrows():
-        shift = None
+        shift = None  # the number of the origin less that of the block; None: there is no origin
         if not math.isnan(row["source_layer"]):
             shift = int(row["source_layer"] - row["target_layer"])
         is_tested = bool(row.get("is_tested", True))

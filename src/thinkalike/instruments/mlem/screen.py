@@ -153,8 +153,8 @@ def _show_sentences(
 
     Args:
         model: The name of the model.
-        profiles: The importance of each feature in each layer of the model, a row for each.
-        scores: The held-out score of each layer of the model, a row for each.
+        profiles: A row for each layer of the model and feature, with the feature's importance.
+        scores: A row for each layer of the model, with its held-out score.
         most_changes: How many changes over depth are named at most.
 
     Returns:
@@ -163,6 +163,7 @@ def _show_sentences(
     best = scores.iloc[int(scores["score"].argmax())]
     peak = profiles.iloc[int(profiles["importance"].argmax())]
     changes = largest_changes(profiles)[:most_changes]
+    # The importance of features that are permuted only among stimuli of the same word.
     rows_given_word = _rows_given_word(profiles)
 
     show_text(f"{model}: {_best_in_words(best)} {_peak_in_words(peak)}")
@@ -289,7 +290,8 @@ def _best_in_words(best: pd.Series) -> str:
 def _peak_in_words(peak: pd.Series) -> str:
     """Return which feature matters most, and in which layer, or that none is shown to matter.
 
-    None is shown to matter if the interval of the highest importance has 0 in it.
+    None matters if the highest importance, rounded, is not above 0. None is shown to matter if the
+    interval of the highest importance has 0 in it.
 
     Args:
         peak: The row of the table of profiles with the highest importance.

@@ -81,6 +81,7 @@ def layer_distances(
         ValueError: A state is not finite, or is zero with cosine or constant with correlation
             distances.
     """
+    # Of the measures of distances, only RSA offers the crossnobis distance.
     if not isinstance(measure, RSAConfig) or measure.distance != "crossnobis":
         return _distances_of_states(side, measure.distance)
     if not side.runs:
@@ -97,13 +98,19 @@ def layer_distances(
         try:
             distances.append(NeuralDistances.given(crossnobis(runs, measure.noise)))
         except ValueError as error:
+            # The error of the function names its argument; name the setting in its place.
             reason = str(error).replace("noise=", named_setting("measure.noise", like=""))
             raise DataError(f"{recording}: {layer}: {reason}") from error
     return distances
 
 
 def _distances_of_states(side: StimulusStates, distance: str) -> list[NeuralDistances]:
-    """Return the distances between the states of all stimuli in each layer of a side."""
+    """Return the distances between the states of all stimuli in each layer.
+
+    Args:
+        side: A model or a recording.
+        distance: The name of the distance, such as "euclidean".
+    """
     distances = []
     for layer, states in zip(side.layers, side.states, strict=True):
         distances.append(NeuralDistances.of(states, distance, f"{side.name} {layer}"))
@@ -113,7 +120,10 @@ def _distances_of_states(side: StimulusStates, distance: str) -> list[NeuralDist
 def distances_of_sides(
     sides: Sequence[StimulusStates], measure: RSAConfig
 ) -> list[NeuralDistances]:
-    """Return the distances between all pairs of stimuli in each layer, one side after another."""
+    """Return the distances between all pairs of stimuli, for each layer of each side in turn.
+
+    A side is a model or a recording.
+    """
     distances = []
     for side in sides:
         distances += layer_distances(side, measure)

@@ -108,6 +108,9 @@ class RSA(
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         """Compare the distances between stimuli in every two layers of all models and recordings.
 
+        Stimuli with massive (very long) states are left out, and a column has the similarity with
+        them.
+
         Raises:
             DataError: The distances of a layer cannot be compared, such as those of equal states.
         """
@@ -122,7 +125,7 @@ class RSA(
         rows = rows_of_sides(compared.sides)
         value = similarity.value.numpy()
         scalars = {"stimuli": float(len(stimuli))}
-        is_pair_of_layers = ~np.eye(len(rows), dtype=bool)
+        is_pair_of_layers = ~np.eye(len(rows), dtype=bool)  # the diagonal: a layer with itself
         if stimuli.confounded_with_words():
             scalars["pairs_of_one_word"] = float(pairs_of_one_word(stimuli).sum())
         if is_pair_of_layers.any():
@@ -133,7 +136,7 @@ class RSA(
             {"value": value},
             models=[side.origin for side in compared.sides],
             facts=stimuli_facts(stimuli),
-            blank=BLANK,
+            blank=BLANK,  # the columns that may lack values
         )
 
     def compare(
@@ -209,14 +212,15 @@ def _similarity(
 ) -> tuple[Estimate, dict[str, Tensor]]:
     """Return the similarity of every two layers, and further columns of the table by name.
 
-    The columns are the ends of its interval; its value over all stimuli, if some are left out; the
-    similarity over stimuli of the same word, if a feature is confounded with words; and p-values,
-    if permutations are asked for.
+    The columns are the ends of its interval; its value over all stimuli, if some are left out; its
+    value over pairs of stimuli of the same word, if a feature is confounded with words; and
+    p-values, if permutations are asked for.
 
     Args:
         config: The job.
         compared: The stimuli that are compared, with their states.
-        with_massive: All stimuli; None if none are left out because of their long states.
+        with_massive: All stimuli, also those left out of `compared` because their states are
+            massive (very long); None if none are left out.
 
     Raises:
         DataError: A layer cannot be compared.
@@ -226,6 +230,7 @@ def _similarity(
     stimuli = compared.stimuli
 
     def with_numbers_of_layers(reason: str) -> str:
+        # Errors name layers by numbers; a list of these numbers with the layers is added.
         return f"{reason}{numbered(compared.sides, reason)}"
 
     with refusing_data(stimuli.source, with_numbers_of_layers):
@@ -320,6 +325,7 @@ def _similarity_given_word(similarities: pd.Series, scalars: Mapping[str, float]
             earlier versions lack it.
     """
     finite = similarities.dropna()
+    # If the number of pairs is not known, they are assumed to be enough.
     count = scalars.get("pairs_of_one_word", FEWEST_PAIRS)
     if count < FEWEST_PAIRS:
         return f"not computed, as there are {count:.0f} and at least {FEWEST_PAIRS} are needed"

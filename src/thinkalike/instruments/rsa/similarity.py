@@ -47,6 +47,7 @@ def similarity_estimate(
     """
     _, stimuli_per_sentence = stimuli.groups.unique(return_counts=True)
     sentences = len(stimuli_per_sentence)
+    # Sentences with unequal numbers of stimuli tell as much as fewer sentences with equal numbers.
     effective_sentences = effective_number(stimuli_per_sentence)
     if not has_interval(effective_sentences):
         reason = why_no_interval(effective_sentences, sentences, "sentences")

@@ -100,6 +100,7 @@ class ClosedForms:
             source_layer, _ = pair
             if fit.reads is self.setting.source and fit.layer == source_layer:
                 return self.moments.of(pair)
+        # The stitch is one from the target into itself.
         for pair in self.setting.layer_pairs:
             _, target_layer = pair
             if fit.layer == target_layer:
@@ -120,8 +121,8 @@ class FitStatistics(NamedTuple):
 def gather_statistics(setting: StitchSetting) -> FitStatistics:
     """Read the fitting text, for closed forms and for the target's mean state of each token.
 
-    If both need a row, one forward pass of the target over it serves both. Without closed forms,
-    the source reads nothing. With controls, the mean states of pairs of tokens are computed, too.
+    A row that both need is read once by the target. Without closed forms, the source reads
+    nothing. With controls, the mean states of pairs of tokens are computed, too.
     """
     target = setting.target
     tokens = setting.corpus.fit.tokens  # (rows, t)
@@ -140,7 +141,8 @@ def gather_statistics(setting: StitchSetting) -> FitStatistics:
             setting.source, target, setting.layer_pairs, rows, setting.budget, means
         )
         rows_read = len(rows.tokens)
-    # `state_moments` has added its rows to the means; the rest is read here.
+    # `state_moments` has added its rows to the means. The remaining rows, up to `MOST_TOKENS`
+    # tokens, are read here.
     n_rows_of_means = max(MOST_TOKENS // setting.corpus.fit.context, 1)
     rows_left = tokens[rows_read : max(rows_read, n_rows_of_means)]
     means.read(target, rows_left)

@@ -288,7 +288,8 @@ def _stitch_directions(
     from thinkalike.instruments.stitching.asymmetry import add_asymmetries, add_unexplained
 
     reversed_setting = setting.reversed(config.data)
-    back = stitches_of_direction(reversed_setting, replace(run, name=BACK), (), work)
+    # The learning curves of a job are those of the direction from source to target alone.
+    back = stitches_of_direction(reversed_setting, replace(run, name=BACK), loggers=(), work=work)
     add_asymmetries(onward, back)
     if config.stitch.kind == "least_squares":
         with work.phase("report"):

@@ -235,7 +235,7 @@ def _comparisons_with_baselines(table: pd.DataFrame) -> list[str]:
         in_words = f"the {name}"
         if len(table) == 1:  # the table below has the numbers of several stitches
             in_words += f" ({number_text(table[column].iloc[0], '.2f')})"
-        verdict = _verdict_beside_baseline(table, column)
+        verdict = _verdict_beside_baseline(table, column)  # a template with a place for names
         baselines_by_verdict.setdefault(verdict, []).append(in_words)
     return [
         verdict.format(" and ".join(baselines))
@@ -426,11 +426,11 @@ def show_asymmetry(table: pd.DataFrame) -> None:
 
 
 def models_cut_inside_blocks(result: Result) -> str:
-    """Return which models are cut inside blocks, before the MLP: "a at resid_mid".
+    """Return which models are stitched inside blocks, before the MLP: "a at resid_mid".
 
-    It is "" if both are cut between blocks.
+    It is "" if both are stitched between blocks.
     """
-    # The provenance names the hook point of a model only if it is cut inside blocks.
+    # The provenance names the hook point of a model only if it is stitched inside blocks.
     names = [model["name"] for model in result.provenance["models"] if "site" in model]
     if not names:
         return ""

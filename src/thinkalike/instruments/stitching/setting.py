@@ -176,11 +176,12 @@ def _tokens_of_training(config: StitchConfig) -> int:
 def _models_cut_as_asked(
     source: FrozenModel, target: FrozenModel
 ) -> tuple[FrozenModel, FrozenModel]:
-    """Return the models; a model that is to be cut inside its blocks is wrapped.
+    """Return the models, each wrapped if it is to be cut inside its blocks.
 
     Each layer of a wrapped model ends before the MLP of a block. If source and target are one
     model, they stay one object.
     """
+    # `sites` is None for a model that is cut between blocks.
     if not (source.sites or target.sites):
         return source, target
     from thinkalike.models.middle import MiddleModel  # jobs at the usual site need not load it
@@ -199,13 +200,15 @@ def _models_cut_as_asked(
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
     """Check that the kind of map that is asked for can go between the widths of the models.
 
-    Identity, orthogonal and bias maps need equal widths, Procrustes maps a target that is not
-    narrower (in both directions if both are asked for), and a rank is at most the smaller width.
+    Identity, orthogonal and bias maps need equal widths. A Procrustes map needs a target that is
+    not narrower than the source, and equal widths if both directions are asked for. The rank of a
+    low-rank map is at most the smaller width.
 
     Raises:
         ConfigError: The kind of map does not suit the widths.
     """
     widths = f"{source.name} has {source.d_model}, {target.name} {target.d_model}"
+    # `init` is the kind of the closed-form map from which training starts.
     kinds = {config.kind, config.init}
     if config.kind in ("identity", "orthogonal", "bias") and source.d_model != target.d_model:
         raise ConfigError(
@@ -238,7 +241,8 @@ def shared_text(
     Args:
         data: The text.
         source, target: The models.
-        fit_tokens: How many tokens to fit on are read, unless `data` sets their number.
+        fit_tokens: How many tokens are read to fit maps on, unless `data` sets their number. The
+            text that maps are evaluated on is separate.
     """
     for model in (source, target):
         model.check_context(data.context)

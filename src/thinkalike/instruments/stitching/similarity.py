@@ -52,7 +52,9 @@ SWAPPED = {
 
 
 def words_for_similarity(widths: Iterable[int]) -> int:
-    """Return how many words of text are read: `WORDS`, or more where wide models need more.
+    """Return how many words of text are read to compare states by R².
+
+    They are `WORDS`, or more for wide models, whose linear maps have more parameters to fit.
 
     Args:
         widths: The widths of the models.

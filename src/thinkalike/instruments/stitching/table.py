@@ -210,6 +210,7 @@ def _bits_per_byte(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Estima
             setting.target.tokenizer, evaluation_rows.tokens, evaluation_rows.documents
         )
     bits = loss_sums_of_seeds(sums) * BITS_PER_NAT
+    # Over all documents, the bits are divided by the bytes.
     return documents_and_seeds_interval(bits, bytes_as_counts(document_bytes))
 
 
@@ -270,8 +271,11 @@ def bit_width_columns(sums: Mapping[str, Tensor]) -> Columns:
     losses = loss_sums_of_seeds(sums).mean(1)  # (pairs, documents)
     losses_of_copies = torch.stack([sums[f"rung_{bits}"] for bits in bits_of_copies])
     tokens = sums["tokens"]
-    costs = _mean_costs_without_parts(losses - sums["target"], tokens)
-    costs_of_copies = _mean_costs_without_parts(losses_of_copies - sums["target"], tokens)
+    # Replicate 0 is the cost on all documents; each further one leaves out a part of them.
+    costs = _mean_costs_without_parts(losses - sums["target"], tokens)  # (pairs, replicates)
+    costs_of_copies = _mean_costs_without_parts(
+        losses_of_copies - sums["target"], tokens
+    )  # (copies, replicates)
 
     # Values of copies must rise with the bits, so costs are negated. The least cost of a stitch is
     # half that of a copy, so that a stitch that costs nothing is above every copy.
@@ -280,7 +284,7 @@ def bit_width_columns(sums: Mapping[str, Tensor]) -> Columns:
     bits_of_pairs = [
         interpolated_bits(value, bits_of_copies, values_of_copies) for value in values
     ]
-    replicates = torch.stack(bits_of_pairs, 1)  # (replicate, pair), first of all documents
+    replicates = torch.stack(bits_of_pairs, 1)  # (replicates, pairs)
     return interval_columns("equivalent_bits", jackknife(replicates[0], replicates[1:]))
 
 

@@ -92,7 +92,7 @@ def permuted_labels(
         seed: The seed of all permutations.
     """
     generator = seeded(seed)
-    one_stratum = torch.zeros(len(labels))  # labels may go to any stimulus
+    one_stratum = torch.zeros(len(labels))  # nothing but the groups restricts the exchange
     labellings = [labels]
     for _ in range(permutations):
         order = regrouped(one_stratum, groups, generator)
@@ -255,15 +255,17 @@ def accuracy_curve(
 def _threshold_of_null(null: Float[Tensor, "s p"]) -> float:
     """Return the accuracy that at most 5 % of permutations exceed at any step.
 
-    With fewer than 19 permutations it is the greatest accuracy of all.
+    It is the greatest accuracy of all permutations if there are fewer than 19, which are too few
+    for a level of 5 %.
 
     Args:
         null: The accuracy at each of s steps with each of p permutations of the labels.
     """
     greatest_first = null.amax(0).sort(descending=True).values
-    # Of p permutations and the labels themselves, a share of ALPHA may be above the threshold.
-    index = int(ALPHA * (len(greatest_first) + 1)) - 1
-    return float(greatest_first[max(index, 0)])
+    # A share ALPHA of p + 1 labellings (the true labels and p permutations) may be above the
+    # threshold. The true labels count as one of these.
+    n_above = int(ALPHA * (len(greatest_first) + 1)) - 1
+    return float(greatest_first[max(n_above, 0)])
 
 
 def _resampled_accuracies(
@@ -303,9 +305,9 @@ def _resampled_accuracies(
 
 
 def onset_index(is_above: Bool[Tensor, "*b s"]) -> Int[Tensor, "*b"]:
-    """Return the index of the first step from which on all s steps are above the threshold.
+    """Return the index of the step from which on all steps to the last are above a threshold.
 
-    It is s if the last step is not above it.
+    It is s, the number of steps, if the last step is not above the threshold.
     """
     n_steps = is_above.shape[-1]
     from_the_end = is_above.flip(-1).long()

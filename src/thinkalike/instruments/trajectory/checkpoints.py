@@ -186,7 +186,7 @@ def _revision_names(model: ModelConfig) -> Sequence[str]:
 
 
 def _warn_of_incomplete_checkpoints(folder: Path, names: Collection[str]) -> None:
-    """Warn of folders that are named by a step and hold no checkpoint, as after a failed copy.
+    """Warn of folders with a step in their names that hold no checkpoint, as after a failed copy.
 
     Args:
         folder: The folder of the run.

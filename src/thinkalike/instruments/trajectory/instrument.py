@@ -91,7 +91,7 @@ class TrajectoryInstrument(
             checkpoints = len(checkpoints_of(config.model, measure))
         row_length = config.data.context or TOKENS_PER_ROW
         tokens = float(measure.tokens)
-        return [shapes["model"].passes("checkpoints", tokens, row_length, checkpoints)]
+        return [shapes["model"].passes("checkpoints", tokens, row_length, times=checkpoints)]
 
     def reductions(
         self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]

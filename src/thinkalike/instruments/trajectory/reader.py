@@ -90,7 +90,9 @@ def text_of_state(state: SavedState) -> Text:
 
 
 def numbers_of_state(state: SavedState) -> CheckpointNumbers:
-    """Return the numbers of a checkpoint that a saved state holds.
+    """Return the numbers of a checkpoint that a saved state holds; see `CheckpointNumbers`.
+
+    The importance of features is left out if the job did not ask for it.
 
     Raises:
         StoreError: The state lacks an entry, or has one of another type.
@@ -295,7 +297,8 @@ def _states_and_losses(
     losses = []
     rows_at_once = max(BATCH_TOKENS // rows.shape[1], 1)
     for tokens in rows.split(rows_at_once):
-        # The last entry is the state after the last block, from which the logits follow.
+        # `sites` are the layers that are analysed. The logits follow from the last entry, the
+        # state after the last block.
         *layers, last = model.residuals(tokens, [*sites(model), model.n_layers - 1])
         (loss,) = next_token_losses(model, [last], tokens)
         losses.append(loss.float().cpu())

@@ -156,11 +156,11 @@ def _settling_step(steps: Sequence[int], values: Sequence[float]) -> float:
     if curve[0] == curve[-1]:
         return math.nan
     share_gone = (curve - curve[0]) / (curve[-1] - curve[0])
-    missing = SETTLED_SHARE - share_gone
+    missing_share = SETTLED_SHARE - share_gone
     # The last checkpoint that has not reached the share: the curve crosses it for good between
     # this one and the next.
-    before = int(np.flatnonzero(missing > 0)[-1])
-    fraction = missing[before] / (missing[before] - missing[before + 1])
+    before = int(np.flatnonzero(missing_share > 0)[-1])
+    fraction = missing_share[before] / (missing_share[before] - missing_share[before + 1])
     log_step = log_steps[before] + fraction * (log_steps[before + 1] - log_steps[before])
     return float(2**log_step - 1)
 
@@ -271,8 +271,8 @@ def _curves_of_features(
     """Return the accuracy by step of each feature in each layer, layer after layer.
 
     Args:
-        checkpoints: What was read of each checkpoint, in the order of steps: the right answers of
-            probes and their null.
+        checkpoints: What was read of each checkpoint, in the order of steps: which answers of
+            probes are right, and their null, the accuracies with permuted labels.
         reader: Has the probing tasks of the features.
         layers: How many layers there are.
     """
@@ -348,7 +348,8 @@ def _onset_table(steps: Sequence[int], curves: Sequence[FeatureCurve]) -> pd.Dat
     step_of_index = [*(float(step) for step in steps), math.nan]
     rows = []
     for task, layer, curve in curves:
-        interval = percentile_interval(torch.tensor(curve.onset_index), curve.draws, 0.95)
+        # `draws` are the onset indices in resamples.
+        interval = percentile_interval(torch.tensor(curve.onset_index), curve.draws, level=0.95)
         rows.append(
             {
                 "layer": layer,
