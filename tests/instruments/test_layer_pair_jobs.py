@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
-from conftest import ROOT, kill_and_resume, with_slow
+from conftest import ROOT, composed, kill_and_resume, with_slow
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.equal_depth import rows_between_models
+from thinkalike.job.lookup import instrument_of
 from thinkalike.measures import (
     CKA,
     DistanceCorrelation,
@@ -338,3 +340,18 @@ def test_the_distance_of_several_layers_says_how_it_is_computed(cli, words, pair
     assert one.result.scalars["distance"] == pytest.approx(
         math.acos(rows_between_models(one.result.details)["value"].item())
     )
+
+
+@pytest.mark.parametrize(
+    ("sites", "label"),
+    [
+        (("resid_post", "resid_post"), "CKA"),
+        (("mlp_post", "mlp_post"), "CKA at mlp_post"),
+        (("mlp_post", "resid_post"), "CKA"),
+        (("mlp_post", "attn_out"), "CKA"),
+    ],
+)
+def test_a_label_has_the_hook_point_of_both_models(sites, label):
+    config = {side: {"site": site} for side, site in zip(("model", "target"), sites, strict=True)}
+    result = SimpleNamespace(config=config, tables={}, details=[])
+    assert instrument_of(composed("measure=cka", entry="analyze")).label(result) == label

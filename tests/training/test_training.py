@@ -41,7 +41,7 @@ from thinkalike.training.data import StepData
 from thinkalike.training.optimizers import share_of_peak_rate
 from thinkalike.training.recipe import StitchConfig, whole_rows
 from thinkalike.training.run import TrainingRun
-from thinkalike.training.stitching import StitchTraining
+from thinkalike.training.stitching import Fit, StitchTraining
 from thinkalike.training.trainer import fit
 
 CONFIG = StitchConfig(steps=6, warmup=2, tokens_per_step=128)
@@ -181,6 +181,15 @@ def test_a_norm_is_trained_and_not_decayed(rows, run, lr, moves):
     module = training(PAIRS[:1], replace(CONFIG, kind="identity", norm="pre", lr=lr, weight_decay=decay))
     fit(module, step_data(rows, module), run)
     assert ((module.stitches[0].pre.weight - 1).abs().max() > 1e-3) == moves
+
+
+def test_the_rate_of_adam_is_that_of_the_width_that_a_stitch_reads():
+    target = tiny.frozen(2)
+    source = tiny.frozen(1, d_model=48, d_head=12)
+    floor = Fit(target, 1, 1, factor=2.0)
+    module = StitchTraining(source, target, PAIRS[:1], replace(CONFIG, optimizer="adam", lr=0.1), beside=[floor])
+    rates = [group["lr"] for group in module._parameter_groups()]
+    assert rates == pytest.approx([0.1 / 48**0.5, 0.2 / target.d_model**0.5])
 
 
 @pytest.mark.ci_slow

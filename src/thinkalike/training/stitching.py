@@ -332,21 +332,22 @@ class StitchTraining(SteppedModule):
     def _parameter_groups(self) -> list[ParameterGroup]:
         """Return the weights in groups of the same learning rate and weight decay.
 
-        A stitch may have a factor of the learning rate of its own. Weights of a LayerNorm have no
-        decay, which would shrink its gain.
+        A stitch may have a factor of the learning rate of its own, and the rate of Adam depends on
+        the width that it reads. Weights of a LayerNorm have no decay, which would shrink its gain.
         """
-        peak = peak_rate(self.config, self.models[0].d_model)
+        rates = []
+        for fit in self.fits:
+            rates.append(fit.factor * peak_rate(self.config, fit.reads.d_model))
         groups = []
-        for factor in dict.fromkeys(fit.factor for fit in self.fits):  # each one once
+        for lr in dict.fromkeys(rates):  # each one once
             map_weights = []
             norm_weights = []
-            for phi, fit in zip(self._stitches, self.fits, strict=True):
-                if fit.factor != factor:
+            for phi, rate in zip(self._stitches, rates, strict=True):
+                if rate != lr:
                     continue
                 if phi.map is not None:
                     map_weights += list(phi.map.parameters())
                 norm_weights += [*phi.pre.parameters(), *phi.post.parameters()]
-            lr = factor * peak
             if map_weights:
                 decay = self.config.weight_decay
                 groups.append(ParameterGroup(params=map_weights, lr=lr, weight_decay=decay))

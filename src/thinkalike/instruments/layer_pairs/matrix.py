@@ -195,18 +195,16 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
 
 
 def _site_of_all(result: Result) -> str:
-    """Return the one hook point other than the default at which states were read.
+    """Return the hook point of both models, such as "mlp_post", if it is not the default.
 
-    The default is the residual stream after blocks. The hook point, such as "mlp_post", is that of
-    both models, or of one of them if the other is read at the default. It is "" if there is none,
-    or if there are two.
+    The default is the residual stream after blocks. The result is "" if states were read there, or
+    at different hook points of the two models.
     """
     sites = set()
     for side in ("model", "target"):
         model = result.config.get(side)
         if model:
             sites.add(str(model.get("site", AFTER)))
-    sites -= {AFTER}
-    if len(sites) == 1:
+    if len(sites) == 1 and AFTER not in sites:
         return sites.pop()
     return ""
