@@ -7,6 +7,7 @@ import shlex
 
 import pandas as pd
 import pytest
+from antlr4 import ParserRuleContext
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
@@ -29,6 +30,7 @@ from thinkalike.config import (
 from thinkalike.config.compose import (
     _LOADED_FILES,
     keys_of,
+    parsed_overrides,
     read_overrides,
     with_quoted_paths,
 )
@@ -561,3 +563,35 @@ def test_files_of_the_package_are_read_once_and_composed_anew(monkeypatch):
     _LOADED_FILES.clear()
     compose_job("train", ["model=gpt2-mini"])
     assert read, "control"
+
+
+def test_an_override_is_parsed_once_and_in_time_that_grows_with_its_length(monkeypatch):
+    parsed = []
+    visited = []
+    parse_rule = OverridesParser.parse_rule
+    get_child = ParserRuleContext.getChildren
+
+    def counted(self, text, rule):
+        parsed.append(text)
+        return parse_rule(self, text, rule)
+
+    def counted_children(self, predicate=None):
+        for child in get_child(self, predicate):
+            visited.append(child)
+            yield child
+
+    monkeypatch.setattr(OverridesParser, "parse_rule", counted)
+    monkeypatch.setattr(ParserRuleContext, "getChildren", counted_children)
+    files = [f"part-{number}-of-this-test.txt" for number in range(200)]
+    word = f"data.files=[{','.join(files)}]"
+    config = compose_job("train", ["model=gelu-3l-mini", "data=text", word])
+    assert config.data.files == files
+    assert parsed.count(word) == 1
+    assert len(visited) < 100 * len(files), "each element is not looked for from the beginning"
+
+
+def test_what_is_done_to_an_override_changes_no_later_reading_of_it():
+    word = "data.files=[1.10,{a: b}]"
+    first = parsed_overrides([word])[0]
+    first._value.clear()
+    assert [str(entry) for entry in parsed_overrides([word])[0].value()] == ["1.10", "{'a': 'b'}"]
