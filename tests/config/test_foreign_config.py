@@ -77,6 +77,10 @@ DOUBLED = "\n".join(f"    a{n + 1}: ${{model.device_map.a{n}}}${{.a{n}}}" for n 
 ENDLESS = {
     "100,000 values": {"mine": f"a: &a [1]\n{BOMB}"},
     "without end": {"mine": "a: &a [*a]"},
+    "*wram stands for nothing; write &wram before": {"mine": "warmup: &warm 4\nsteps: *wram\n"},
+    "it has the anchor &x twice": {"mine": "a: &x 4\nb: &x 5\n"},
+    "*later stands for nothing": {"mine": "a: *later\nb: &later 1\n"},
+    "own/mine.yaml: ${hydra:job.num} is not read; name a setting": {"mine": f"{JOB}x: '${{hydra:job.num}}'"},
     "nested more than": {"mine": f"a: {'[' * 90_000}"},
     "includes itself": {"mine": "defaults: [mine]"},
     "include each other": {
@@ -641,7 +645,12 @@ def test_a_job_inside_a_job_reads_no_environment_variable():
     ):
         with pytest.raises(ConfigError, match="no environment variable, such as HOME"):
             compose_inner_job("train", [word])
-    for word in ("store='${oc.decode:x}'", "store='${oc.${seed}:HOME}'", "model='${oc.decode:${oc.env:HOME}}'"):
+    for word in (
+        "store='${hydra:runtime.cwd}'",
+        "store='${oc.decode:x}'",
+        "store='${oc.${seed}:HOME}'",
+        "model='${oc.decode:${oc.env:HOME}}'",
+    ):
         with pytest.raises(ConfigError, match="is not read"):
             compose_inner_job("train", [word])
 
@@ -655,7 +664,7 @@ def test_a_job_inside_a_job_reads_no_environment_variable():
         ("${[model][name]}${model[name]}${.[a].b}", [("", "model.name"), ("", "model.name"), ("", "..a.b")]),
         (r"\${a}\\${b}", [("", "b")]),
         ("${oc.env:'A B'}${oc.env:A,x}${oc.env:\"A\"}", [("oc.env", "A B"), ("oc.env", "A"), ("oc.env", "A")]),
-        ("${now:%Y-%m-%d}/${hydra:job.name}", [("now", "%Y-%m-%d"), ("hydra", "job.name")]),
+        ("${now:%Y-%m-%d}/${now:%H}", [("now", "%Y-%m-%d"), ("now", "%H")]),
     ],
 )
 def test_references_are_those_that_omegaconf_reads(text, expected):
