@@ -403,6 +403,17 @@ def test_a_user_error_is_one_line_and_exit_status_1(capsys, monkeypatch):
         raise ThinkalikeError("asked for")
 
 
+@pytest.mark.parametrize(
+    ("value", "is_printed"),
+    [("1", True), ("true", True), ("0", False), ("", False), ("False", False), ("off", False), (" no ", False)],
+)
+def test_a_traceback_is_printed_where_the_environment_switches_it_on(value, is_printed, monkeypatch):
+    monkeypatch.setenv("THINKALIKE_TRACEBACK", value)
+    expected = ThinkalikeError if is_printed else SystemExit
+    with pytest.raises(expected), own_process():
+        raise ThinkalikeError("one line")
+
+
 @pytest.mark.parametrize("status", [math.nan, math.inf, -math.inf, 300.0, -1.0, 2.7, 1e300, 126.0, 255.0, 0.5])
 def test_a_result_asks_for_no_status_that_programs_lack(status):
     """It may come from anywhere, and the same job ends with the status that it asks for."""
