@@ -36,6 +36,7 @@ from thinkalike.instruments.rsa.similarity import (
     similarity_given_word,
 )
 from thinkalike.job import Outcome, Work
+from thinkalike.matrices import matrix_of
 from thinkalike.measures.distances.rsa import rsa
 from thinkalike.measures.estimates import Estimate
 from thinkalike.ranking import ranked_layer_pairs
@@ -271,7 +272,7 @@ def _show_map(result: Result, pairs: pd.DataFrame, label: str) -> None:
     if source == target:
         models = f"the layers of {source}"
     show_note(f"{label} of the distances of stimuli, {models}:")
-    values = shown.pivot(index="source_layer", columns="target_layer", values="value")
+    values = matrix_of(shown, index="source_layer", columns="target_layer", values="value")
     rows = shown["source_layer"].unique()
     columns = shown["target_layer"].unique()
     show_map(values.loc[rows, columns])

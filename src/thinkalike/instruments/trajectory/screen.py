@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from thinkalike.matrices import matrix_of
 from thinkalike.screen import Table, number_column, number_of_documents, show_table, show_text
 from thinkalike.store import Result
 
@@ -22,8 +23,8 @@ def show_steps(result: Result) -> None:
         number_column("step", losses["step"][indices]),
         number_column("loss", losses["loss"][indices], ".3f"),
     ]
-    similarity = result.details.pivot(
-        index="step", columns="layer", values="similarity_to_last"
+    similarity = matrix_of(
+        result.details, index="step", columns="layer", values="similarity_to_last"
     ).iloc[indices]
     layers = similarity.columns
     for layer in sorted({layers[0], layers[len(layers) // 2], layers[-1]}):
