@@ -26,8 +26,8 @@ def test_a_matrix_that_is_empty_but_for_its_diagonal_has_a_bound():
     assert matrix_of(rows_of(layers, layers), **KEYS).shape == (2000, 2000), "control"
     with pytest.raises(ResultError, match="30,000 values of source_layer by 30,000 of target_layer is too large"):
         matrix_of(rows_of(range(30_000), range(30_000)), **KEYS)
+    rows = rows_of(range(30_000), np.arange(30_000) * 1e12)
     with pytest.raises(ResultError, match="30,000 values of model and source_layer by 30,000"):
-        rows = rows_of(range(30_000), np.arange(30_000) * 1e12)
         matrix_of(rows, index=["model", "source_layer"], columns="target_layer", values="value")
 
 
