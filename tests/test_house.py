@@ -37,6 +37,7 @@ LEVELS = {
     "catalogue": 0.75,  # knows errors, former_columns, the registry and plugins
     "processes": 0.5,
     "files": 0.5,  # knows errors
+    "matrices": 1,  # knows errors
     "columns": 1,  # knows errors, files and former_columns
     "shards": 0.75,  # knows errors and digests
     "config": 1,  # knows errors, former names, files, the catalogue, plugins and shards, and nothing else

@@ -231,8 +231,13 @@ def one_line(error: BaseException) -> str:
         if reason and reason[1]:
             detail = f" ({reason[1]})"
         text = f"it is damaged, or holds more than tensors{detail}, and what else it holds is never run"
-    elif "allow_pickle" in text:
+    elif "Object arrays" in text:
         text = "it holds pickled objects, which are never run; save arrays of numbers or text"
+    elif "allow_pickle" in text:  # NumPy names it of all that it cannot read, whatever that is
+        text = (
+            "it is damaged, or holds something other than plain arrays with short headers, "
+            "which is never run; save arrays of numbers or text"
+        )
     elif "trust_remote_code" in text:
         text = "it needs code of its own repository, and that is never run"
     return textwrap.shorten(text, LONGEST_REASON, placeholder=" ...")

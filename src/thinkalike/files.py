@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -199,18 +199,19 @@ def check_yaml(content: bytes) -> None:
             size = 1 + REFERENCE_SIZE * event.value.count("${")
         elif isinstance(event, yaml.AliasEvent):
             anchor = None
-            # An alias inside of what it stands for never ends: its anchor has no size yet.
-            size = anchor_sizes.get(event.anchor, MOST_NODES + 1)
+            _check_alias(event, anchor_sizes, open_collections)
+            size = anchor_sizes[event.anchor]
         else:
             continue
 
         if anchor is not None:
+            if anchor in anchor_sizes:
+                raise ForeignFileError(f"it has the anchor {short(f'&{anchor}')} twice")
             anchor_sizes[anchor] = size
         open_collections[-1].size += size
         if open_collections[-1].size > MOST_NODES:
             raise ForeignFileError(
-                f"it stands for more than {MOST_NODES:,} values "
-                f"(a ${{...}} counts for {REFERENCE_SIZE}), or repeats itself without end"
+                f"it stands for more than {MOST_NODES:,} values (a ${{...}} counts for {REFERENCE_SIZE})"
             )
 
 
@@ -252,6 +253,21 @@ class _Collection:
             raise ForeignFileError(f"it has the key {short(event.value)} twice in one mapping")
         self.keys.add(key)
         return may_be_number
+
+
+def _check_alias(event: yaml.AliasEvent, anchors: Collection[str], open_collections: Iterable[_Collection]) -> None:
+    """Check that an alias stands for what comes before it, and not for what it is inside of.
+
+    Args:
+        anchors: those whose content has ended.
+        open_collections: the mappings and lists that the alias is inside of.
+    """
+    alias = short(f"*{event.anchor}")
+    if any(collection.anchor == event.anchor for collection in open_collections):
+        raise ForeignFileError(f"{alias} is inside of what it stands for, and repeats it without end")
+    if event.anchor not in anchors:
+        name = short(f"&{event.anchor}")
+        raise ForeignFileError(f"{alias} stands for nothing; write {name} before the value that it repeats")
 
 
 def _check_notation(event: yaml.ScalarEvent) -> None:

@@ -253,6 +253,11 @@ SENTENCES = {  # parts of a sentence that depend on the table
     "the identity as the map": (table(stitch="identity"), ["costs 0.13 to 0.23 nats per token."]),
     "one layer into another": (table([(0, 1)]), ["Stitching layer 0 of a into layer 1 of b costs 0.20 nats"]),
     "layers with a gap": (table([(0, 0), (2, 2)]), ["Stitching layers 0, 2 of a into b costs"]),
+    "layers that no range of is made": (
+        table([(0, 0), (10**15, 10**15)]),
+        ["Stitching layers 0, 1000000000000000 of a into b costs"],
+    ),
+    "layers out of order": (table([(2, 2), (1, 1), (0, 0)]), ["Stitching layers 2, 1, 0 of a into b costs"]),
     "layers of unequal numbers": (
         table([(0, 0), (7, 4), (14, 8)]),
         ["Stitching layers 0, 7, 14 of a into layers 0, 4, 8 of b (3 pairs) costs"],

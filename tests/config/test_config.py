@@ -7,6 +7,7 @@ import shlex
 
 import pandas as pd
 import pytest
+from antlr4 import ParserRuleContext
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
@@ -29,6 +30,7 @@ from thinkalike.config import (
 from thinkalike.config.compose import (
     _LOADED_FILES,
     keys_of,
+    parsed_overrides,
     read_overrides,
     with_quoted_paths,
 )
@@ -401,6 +403,17 @@ def test_a_user_error_is_one_line_and_exit_status_1(capsys, monkeypatch):
         raise ThinkalikeError("asked for")
 
 
+@pytest.mark.parametrize(
+    ("value", "is_printed"),
+    [("1", True), ("true", True), ("0", False), ("", False), ("False", False), ("off", False), (" no ", False)],
+)
+def test_a_traceback_is_printed_where_the_environment_switches_it_on(value, is_printed, monkeypatch):
+    monkeypatch.setenv("THINKALIKE_TRACEBACK", value)
+    expected = ThinkalikeError if is_printed else SystemExit
+    with pytest.raises(expected), own_process():
+        raise ThinkalikeError("one line")
+
+
 @pytest.mark.parametrize("status", [math.nan, math.inf, -math.inf, 300.0, -1.0, 2.7, 1e300, 126.0, 255.0, 0.5])
 def test_a_result_asks_for_no_status_that_programs_lack(status):
     """It may come from anywhere, and the same job ends with the status that it asks for."""
@@ -561,3 +574,35 @@ def test_files_of_the_package_are_read_once_and_composed_anew(monkeypatch):
     _LOADED_FILES.clear()
     compose_job("train", ["model=gpt2-mini"])
     assert read, "control"
+
+
+def test_an_override_is_parsed_once_and_in_time_that_grows_with_its_length(monkeypatch):
+    parsed = []
+    visited = []
+    parse_rule = OverridesParser.parse_rule
+    get_child = ParserRuleContext.getChildren
+
+    def counted(self, text, rule):
+        parsed.append(text)
+        return parse_rule(self, text, rule)
+
+    def counted_children(self, predicate=None):
+        for child in get_child(self, predicate):
+            visited.append(child)
+            yield child
+
+    monkeypatch.setattr(OverridesParser, "parse_rule", counted)
+    monkeypatch.setattr(ParserRuleContext, "getChildren", counted_children)
+    files = [f"part-{number}-of-this-test.txt" for number in range(200)]
+    word = f"data.files=[{','.join(files)}]"
+    config = compose_job("train", ["model=gelu-3l-mini", "data=text", word])
+    assert config.data.files == files
+    assert parsed.count(word) == 1
+    assert len(visited) < 100 * len(files), "each element is not looked for from the beginning"
+
+
+def test_what_is_done_to_an_override_changes_no_later_reading_of_it():
+    word = "data.files=[1.10,{a: b}]"
+    first = parsed_overrides([word])[0]
+    first._value.clear()
+    assert [str(entry) for entry in parsed_overrides([word])[0].value()] == ["1.10", "{'a': 'b'}"]

@@ -1,6 +1,7 @@
 """A folder of configurations may be a stranger's: composing it runs no code, ends soon, and fails in one line."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from omegaconf import OmegaConf
 from conftest import every_second
 from foreign_files import CALLBACKS, folder_of
 from thinkalike import plugins
+from thinkalike.config import compose_job
 from thinkalike.config.compose import references_in, trust_plugins_of
 from thinkalike.config.compose_jobs import compose_inner_job
 from thinkalike.config.references import check_references
@@ -75,6 +77,10 @@ DOUBLED = "\n".join(f"    a{n + 1}: ${{model.device_map.a{n}}}${{.a{n}}}" for n 
 ENDLESS = {
     "100,000 values": {"mine": f"a: &a [1]\n{BOMB}"},
     "without end": {"mine": "a: &a [*a]"},
+    "*wram stands for nothing; write &wram before": {"mine": "warmup: &warm 4\nsteps: *wram\n"},
+    "it has the anchor &x twice": {"mine": "a: &x 4\nb: &x 5\n"},
+    "*later stands for nothing": {"mine": "a: *later\nb: &later 1\n"},
+    "own/mine.yaml: ${hydra:job.num} is not read; name a setting": {"mine": f"{JOB}x: '${{hydra:job.num}}'"},
     "nested more than": {"mine": f"a: {'[' * 90_000}"},
     "includes itself": {"mine": "defaults: [mine]"},
     "include each other": {
@@ -396,6 +402,60 @@ def test_a_setting_that_is_a_text_is_read_as_a_file_writes_it(cli):
     assert settings["data"]["name"] == 3, "the text of a file that another one overrides is not used"
 
 
+OPTION = "defaults: [schema, _self_]\nname: mine\nfamily: gpt2\nhub_id: org/name\nrevision: "
+CHOSEN = {  # the words of a command line, and the revisions of both models
+    "model=a target.name=x": ("1.10", "1.10"),
+    "model=b model@target=a": ("0x1F", "1.10"),
+    "model=a target.name=x model.context=64": ("1.10", "1.10"),
+    "model=a model@target=b target={context: 64}": ("1.10", "0x1F"),
+    "model=a model@target=b model.revision=2": ("2", "0x1F"),
+    "model=a model@target=b target={revision: 2.50}": ("1.10", "2.50"),
+    "+experiment=e model=a model@target=b": ("1e5", "0x1F"),
+}
+
+
+def composed_with(folder, files, *words):
+    """Return the configuration of a job that may choose options in a folder of the user."""
+    for name, text in files.items():
+        file = folder / f"{name}.yaml"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    return compose_job("train", [f"hydra.searchpath=[file://{folder}]", *words])
+
+
+@pytest.mark.parametrize("line", CHOSEN)
+def test_an_option_that_is_chosen_keeps_its_texts(line, tmp_path):
+    experiment = "# @package _global_\nmodel: {revision: 1e5}\n"
+    files = {"model/a": f"{OPTION}1.10", "model/b": f"{OPTION}0x1F", "experiment/e": experiment}
+    words = re.split(r" (?=[\w.@+]+=)", line)
+    config = composed_with(tmp_path, files, *words)
+    assert (config.model.revision, config.target.revision) == CHOSEN[line]
+
+
+@pytest.mark.parametrize(
+    ("word", "files"),
+    [
+        ("data.split=train", ["1.10", "2.20"]),
+        ("data.files=[3]", ["3"]),
+        ("data={files: [3.0, 4]}", ["3.0", "4"]),
+        ("data.files.0=3", ["3", "2.20"]),
+        ("data.files.1=3.50", ["1.10", "3.50"]),
+    ],
+)
+def test_an_override_replaces_the_texts_that_it_gives_and_no_others(word, files, tmp_path):
+    option = "defaults: [schema, _self_]\nname: d\nsource: text\nfiles: [1.10, 2.20]\n"
+    config = composed_with(tmp_path, {"data/d": option}, "model=gelu-3l-mini", "data=d", word)
+    assert config.data.files == files
+
+
+def test_a_wrong_value_of_a_chosen_option_is_said_with_its_file(tmp_path):
+    files = {"model/a": f"{OPTION}1\ncontext: -4\n"}
+    with pytest.raises(ConfigError, match=r"model/a\.yaml: model\.context=-4"):
+        composed_with(tmp_path, files, "model=a", "target.name=x")
+    with pytest.raises(ConfigError, match=r"^model\.context=-3"):
+        composed_with(tmp_path, files, "model=a", "target.name=x", "model.context=-3")
+
+
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("in_file", [False, True])
 def test_the_jobs_of_a_sweep_have_texts_as_they_are_written(in_file, cli):
@@ -585,7 +645,12 @@ def test_a_job_inside_a_job_reads_no_environment_variable():
     ):
         with pytest.raises(ConfigError, match="no environment variable, such as HOME"):
             compose_inner_job("train", [word])
-    for word in ("store='${oc.decode:x}'", "store='${oc.${seed}:HOME}'", "model='${oc.decode:${oc.env:HOME}}'"):
+    for word in (
+        "store='${hydra:runtime.cwd}'",
+        "store='${oc.decode:x}'",
+        "store='${oc.${seed}:HOME}'",
+        "model='${oc.decode:${oc.env:HOME}}'",
+    ):
         with pytest.raises(ConfigError, match="is not read"):
             compose_inner_job("train", [word])
 
@@ -599,7 +664,7 @@ def test_a_job_inside_a_job_reads_no_environment_variable():
         ("${[model][name]}${model[name]}${.[a].b}", [("", "model.name"), ("", "model.name"), ("", "..a.b")]),
         (r"\${a}\\${b}", [("", "b")]),
         ("${oc.env:'A B'}${oc.env:A,x}${oc.env:\"A\"}", [("oc.env", "A B"), ("oc.env", "A"), ("oc.env", "A")]),
-        ("${now:%Y-%m-%d}/${hydra:job.name}", [("now", "%Y-%m-%d"), ("hydra", "job.name")]),
+        ("${now:%Y-%m-%d}/${now:%H}", [("now", "%Y-%m-%d"), ("now", "%H")]),
     ],
 )
 def test_references_are_those_that_omegaconf_reads(text, expected):

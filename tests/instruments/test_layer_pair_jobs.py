@@ -3,21 +3,21 @@
 import math
 import re
 from dataclasses import dataclass
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
-from conftest import ROOT, composed, kill_and_resume, with_slow
+from conftest import ROOT, kill_and_resume, with_slow
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.equal_depth import rows_between_models
-from thinkalike.job.lookup import instrument_of
 from thinkalike.measures import (
     CKA,
     DistanceCorrelation,
@@ -32,6 +32,7 @@ from thinkalike.models.load import load_model
 from thinkalike.ranges import parameter
 from thinkalike.registry import OF_STATES, KindEntry
 from thinkalike.states.pieces import Pieces, pieces_of_texts
+from thinkalike.store import Result
 
 ASSETS = ROOT / "src" / "thinkalike" / "assets"
 
@@ -352,6 +353,9 @@ def test_the_distance_of_several_layers_says_how_it_is_computed(cli, words, pair
     ],
 )
 def test_a_label_has_the_hook_point_of_both_models(sites, label):
-    config = {side: {"site": site} for side, site in zip(("model", "target"), sites, strict=True)}
-    result = SimpleNamespace(config=config, tables={}, details=[])
-    assert instrument_of(composed("measure=cka", entry="analyze")).label(result) == label
+    class MadeResult(Result):
+        config = {side: {"site": site} for side, site in zip(("model", "target"), sites, strict=True)}
+        tables = {}
+        details = pd.DataFrame()
+
+    assert instrument("cka").label(MadeResult(Path("made"))) == label

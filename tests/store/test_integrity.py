@@ -401,6 +401,42 @@ def test_arrays_of_a_stranger_are_one_line(header, tmp_path):
         _ = open_result(folder).arrays
 
 
+def in_front(path: Path) -> None:
+    """Write an archive with bytes before it."""
+    np.savez(path, a=np.zeros(3))
+    path.write_bytes(b"\r\n" + path.read_bytes())
+
+
+NO_PLAIN_ARRAYS = {  # what writes the file, and whether it has pickled objects
+    "a structured array of many fields": (
+        lambda path: np.savez(path, a=np.zeros(2, [(f"neuron_{field}", "f8") for field in range(800)])),
+        False,
+    ),
+    "bytes before the archive": (in_front, False),
+    "a long header": (
+        lambda path: npz(path, b"{'descr': '<f8', 'fortran_order': False, 'shape': (8,), }" + b" " * 20_000),
+        False,
+    ),
+    "objects": (lambda path: np.savez(path, a=np.array([{}, 3], dtype=object)), True),
+    "a structured array with objects": (
+        lambda path: np.savez(path, a=np.zeros(2, [("x", "O"), ("y", "f8")])),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_PLAIN_ARRAYS)
+def test_only_a_file_of_pickled_objects_is_said_to_hold_some(case, tmp_path):
+    write, has_objects = NO_PLAIN_ARRAYS[case]
+    folder = result_in(tmp_path)
+    write(folder / "arrays.npz")
+    seal(folder)
+    with pytest.raises(StoreError, match="never run; save arrays of numbers or text") as caught:
+        _ = open_result(folder).arrays
+    assert ("holds pickled objects" in str(caught.value)) == has_objects
+    assert "allow_pickle" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("members", "said"),
     [({"a.npy": b"no header"}, "a in it is not an array"),

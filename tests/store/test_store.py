@@ -1,5 +1,6 @@
 """Results appear whole or not at all; their headlines are those of their tables; and lists of them."""
 
+import contextlib
 import io
 import json
 import subprocess
@@ -23,7 +24,14 @@ from planted_headlines import TABLE, of
 from stores import finish
 from thinkalike import open_result
 from thinkalike.cli import main
-from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
+from thinkalike.errors import (
+    ConfigError,
+    DataError,
+    ResultError,
+    StoreError,
+    TrainingError,
+    plain,
+)
 from thinkalike.listing import Query, search, selected, show_sweep
 from thinkalike.listing.frames import FIXED_COLUMNS
 from thinkalike.measures import bootstrap_interval, fold_interval
@@ -362,6 +370,26 @@ def test_what_a_forged_result_says_is_text_alone(tmp_path, listed, folder):
     said = repr(open_result(store / "cka" / "aa"))
     assert said.startswith("Result(cka of ")
     assert said.isprintable()
+
+
+@pytest.mark.parametrize("kind", ["unknown\x1b[2J\nresults: /etc", "loss", "stitching"])
+def test_the_texts_of_a_result_have_no_control_characters(kind, tmp_path):
+    names = ("a\x1b]0;owned\x07", "b\u2028\u202e\nresults: /etc")
+    at = {"name": "mean\x1b[2J", "value": 0.5, "at": "layer\nresults: /etc"}
+    folder = tmp_path / "store\x1b[2J"
+    result = finish(folder, "cka", "aa", {"table": TABLE}, names, headlines=[at])
+    record = json.loads((result.folder / "result.json").read_text()) | {"kind": kind}
+    (result.folder / "result.json").write_text(json.dumps(record))
+    seal(result.folder)
+    opened = open_result(result.folder)
+    texts = [repr(opened), opened.location, str(opened.headlines[0])]
+    with contextlib.suppress(ResultError):  # of a kind whose screen shows what this table lacks
+        texts += [opened.summary, str(opened)]
+    for text in texts:
+        assert plain(text) == text
+        assert "\nresults: /etc" not in text
+    is_known = not kind.startswith("unknown")
+    assert is_known or len(texts) == 5
 
 
 def test_a_number_of_the_name_of_a_column_has_one_of_its_own(tmp_path):

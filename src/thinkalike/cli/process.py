@@ -19,6 +19,7 @@ STARTED_BY = "THINKALIKE_STARTED_BY"
 # environment variable: the command of a process that Lightning starts, which gets no first word
 COMMAND = "THINKALIKE_COMMAND"
 TRACEBACK = "THINKALIKE_TRACEBACK"  # environment variable: errors keep their traceback
+OFF = ("", "0", "false", "no", "off")  # what an environment variable switches nothing on by
 USER_ERRORS = (ThinkalikeError, *COMPOSING_ERRORS)  # errors that a user can act on
 # errors of a path that a user named
 UNREACHABLE = (
@@ -48,13 +49,13 @@ def own_process() -> Iterator[None]:
         print(error, file=sys.stderr, flush=True)
         sys.exit(error.status)
     except USER_ERRORS as error:
-        if TRACEBACK in os.environ:
+        if is_on(TRACEBACK):
             raise
         print_error(message_of(error))
         sys.exit(1)
     except OSError as error:
         is_of_named_path = error.errno in UNREACHABLE and error.filename is not None
-        if TRACEBACK in os.environ or not is_of_named_path:
+        if is_on(TRACEBACK) or not is_of_named_path:
             raise
         print_error(f"{short(str(error.filename))}: {error.strerror}; name another place")
         sys.exit(1)
@@ -63,6 +64,11 @@ def own_process() -> Iterator[None]:
             raise
         print_error("there is too little memory to start; see ulimit -v and the limits of the job")
         sys.exit(1)
+
+
+def is_on(switch: str) -> bool:
+    """Return whether an environment variable switches something on: 1 does, and 0 does not."""
+    return os.environ.get(switch, "").strip().lower() not in OFF
 
 
 def print_error(message: str) -> None:

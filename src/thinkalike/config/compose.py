@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -132,6 +132,7 @@ REST = "thinkalike://"
 OURS = ("thinkalike", "structured")  # schemes of the sources that no file is behind
 HYDRAS = "hydra.conf"  # the package that has Hydra's own files
 MOST_LOADED = 5000  # how often one command line may load a file; a long one loads 60
+MOST_REMEMBERED = 256  # overrides that are not parsed again; a long command line has 30
 
 _COMPOSING = threading.RLock()
 
@@ -175,6 +176,17 @@ class NumbersAsWritten(HydraOverrideVisitor):
 
     A key that a dictionary has twice is refused; Hydra drops the first of the two values.
     """
+
+    def visitListContainer(
+        self, context: OverrideParser.ListContainerContext
+    ) -> list[ParsedElementType]:
+        # Hydra looks for each element from the beginning of the list, which takes seconds for
+        # thousands of them.
+        elements = []
+        for child in context.getChildren():
+            if isinstance(child, OverrideParser.ElementContext):
+                elements.append(self.visitElement(child))
+        return elements
 
     def visitDictContainer(
         self, context: OverrideParser.DictContainerContext
@@ -427,7 +439,7 @@ class Loader(ConfigLoaderImpl):
     def _parse_overrides_and_create_caching_repo(
         self, config_name: str | None, overrides: list[str]
     ) -> tuple[list[Override], CachingConfigRepository]:
-        parsed = OverridesParser.create().parse_overrides(overrides=overrides)
+        parsed = parsed_overrides(overrides)
         self.notes.texts.clear()
         if config_name is not None:  # else it is an option of a group alone, see `_option`
             self.files.notes = FileNotes()
@@ -559,7 +571,8 @@ class Loader(ConfigLoaderImpl):
             self.notes.check_given(keys_of(_words_of_task(composed.hydra)))
         check_references(settings, references_in, is_whole)
 
-        drop_texts(self.notes.texts, [override.key for override in self.given])
+        for override in self.given:
+            drop_texts(self.notes.texts, override.replaced_keys())
         texts = {**self.notes.texts, **self.given_texts}
         restore_texts(
             composed,
@@ -594,6 +607,23 @@ def _check_search_path(repository: CachingConfigRepository) -> None:
 # ---- overrides
 
 
+def parsed_overrides(words: Iterable[str]) -> list[Override]:
+    """Return overrides as Hydra reads them, with numbers that remember their text.
+
+    Raises:
+        HydraException: Hydra cannot read one of them.
+    """
+    # The one that is remembered stays as it is, whatever is done to its copies.
+    return [deepcopy(_parsed_once(word)) for word in words]
+
+
+@lru_cache(maxsize=MOST_REMEMBERED)
+def _parsed_once(word: str) -> Override:
+    """Return an override as Hydra reads it; it is asked for by each check of a command line."""
+    with _COMPOSING, _numbers_as_written():
+        return OverridesParser.create().parse_overrides([word])[0]
+
+
 def read_overrides(words: Iterable[str]) -> list[PlainOverride]:
     """Return overrides as Hydra reads them, without those that it cannot read.
 
@@ -603,7 +633,7 @@ def read_overrides(words: Iterable[str]) -> list[PlainOverride]:
     for word in words:
         check_depth(word)
         try:
-            parsed = OverridesParser.create().parse_overrides([word])
+            parsed = parsed_overrides([word])
         except HydraException:
             continue
         except ValueError as error:  # Python reads no number of thousands of digits
@@ -635,7 +665,7 @@ def keys_of(overrides: Iterable[str]) -> list[str]:
         HydraException: Hydra cannot read one of them.
     """
     keys = []
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
+    for override in parsed_overrides(overrides):
         keys += _plain_override(override).keys()
     return keys
 
@@ -686,7 +716,7 @@ def _with_quoted_path(word: str) -> str:
     if is_option or not value or not os.path.exists(os.path.expanduser(value)):
         return word
     try:
-        OverridesParser.create().parse_overrides([word])
+        parsed_overrides([word])
     except OverrideParseException:
         return f"{setting}={quoted(value)}"
     return word
@@ -706,9 +736,10 @@ def check_number_of_jobs(hydra_config: DictConfig) -> None:
     if sweeper._target_ != BasicSweeperConf._target_:
         return
     words = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    config_loader = GlobalHydra.instance().config_loader()
     counts: dict[str, int | float] = {}  # the last override of a key replaces those before it
-    for override in parser.parse_overrides([*words, *_words_of_task(hydra_config)]):
+    for override in parsed_overrides([*words, *_words_of_task(hydra_config)]):
+        override.config_loader = config_loader  # by which glob(...) finds the options of a group
         counts[override.get_key_element()] = _number_of_values(override)
     check_jobs_of_sweep(counts, sweeper.max_batch_size)
 
@@ -732,7 +763,6 @@ def _number_of_values(override: Override) -> int | float:
 @contextlib.contextmanager
 def loading_files_only() -> Iterator[None]:
     """Let Hydra compose by `Loader` while this is open; Hydra takes no loader in another way."""
-    overrides_parser = hydra.core.override_parser.overrides_parser
     compose_mode = hydra._internal.hydra.Hydra.get_mode
 
     def get_mode(
@@ -750,13 +780,25 @@ def loading_files_only() -> Iterator[None]:
     replacements = (
         (hydra._internal.hydra, "ConfigLoaderImpl", Loader),
         (hydra._internal.hydra.Hydra, "get_mode", get_mode),
-        (overrides_parser, "HydraOverrideVisitor", NumbersAsWritten),
     )
     with contextlib.ExitStack() as restored:
         for owner, name, replacement in replacements:
             restored.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, replacement)
+        restored.enter_context(_numbers_as_written())  # also where a sweeper of Hydra's parses
         yield
+
+
+@contextlib.contextmanager
+def _numbers_as_written() -> Iterator[None]:
+    """Let Hydra parse overrides by `NumbersAsWritten` while this is open."""
+    overrides_parser = hydra.core.override_parser.overrides_parser
+    former_visitor = overrides_parser.HydraOverrideVisitor
+    overrides_parser.HydraOverrideVisitor = NumbersAsWritten  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        overrides_parser.HydraOverrideVisitor = former_visitor  # type: ignore[misc]
 
 
 def register() -> None:

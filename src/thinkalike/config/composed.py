@@ -184,7 +184,7 @@ def schema_of_key_path(
     key_path: KeyPath, settings: Mapping[str, object]
 ) -> tuple[type[Checked], KeyPath] | None:
     """Return the schema of the part that has a setting, and the place of the setting in it."""
-    part = str(key_path[0])
+    part = key_path[0]
     rest = key_path[1:]
     if part == "models" and len(rest) == 2:  # models=[{model: NAME, SETTING: value}]
         name = "name" if rest[1] == "model" else rest[1]

@@ -153,7 +153,7 @@ class FileNotes:
     def _file_of(self, key: str, given: Iterable[str]) -> str:
         """Return the last file that sets a key, or settings inside it; "": an override does."""
         for override_key in given:
-            if key == override_key or key.startswith(f"{override_key}."):
+            if gives(override_key, key):
                 return ""
         file = ""
         for name, (_, file_of_name) in self.values.items():

@@ -57,6 +57,21 @@ class PlainOverride:
                 keys[key] = None
         return list(keys)
 
+    def replaced_keys(self) -> list[str]:
+        """Return the keys of the settings whose values it replaces, with all that is inside them.
+
+        The choice of an option, such as model=mine, replaces nothing inside the group: what the
+        file of the option has counts. A mapping is merged, so what it gives is replaced alone.
+        """
+        if self.package:  # of an option, to which a package gives its place
+            return []
+        keys = []
+        for key, value in self.settings():
+            is_option = key == self.key and is_group(key)
+            if not is_option and not isinstance(value, Mapping):
+                keys.append(key)
+        return keys
+
     def is_about(self, message: str) -> bool:
         """Return whether the message of an error is about this override."""
         if f"'{self.key}'" in message or f"{self.key}={short(self.value)}" in message:

@@ -20,7 +20,7 @@ REFERENCE_COST = 200  # letters that OmegaConf reads to look up one ${...}, each
 ENVIRONMENT = "oc.env"  # the resolver that reads the environment
 # They return no more than they are given. oc.decode is not one of them: it reads a text that other
 # resolvers have put together, so that nobody can say beforehand what the text stands for.
-RESOLVERS = (ENVIRONMENT, "now", "hydra")
+RESOLVERS = (ENVIRONMENT, "now")
 MOST_HOPS = 100  # settings that are ${...} themselves on the way to one that is none
 REPLACED = "\0"  # stands for a ${...} that was read already
 

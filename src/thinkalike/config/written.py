@@ -8,7 +8,7 @@ the setting is known.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import UnionType
 from typing import (
     Annotated,
@@ -24,8 +24,9 @@ import yaml
 
 from thinkalike.files import YAML_LOADER
 
-# the keys and list positions that lead to a value, such as ("data", "files", 0)
-KeyPath = tuple[str | int, ...]
+# The keys and list positions that lead to a value, such as ("data", "files", "0"). A position is a
+# text, as in the key of an override: data.files.0=x.
+KeyPath = tuple[str, ...]
 NumberTexts = dict[KeyPath, str]
 MERGE_TAG = "tag:yaml.org,2002:merge"
 
@@ -63,8 +64,8 @@ def number_as_written(value: int | float, text: str) -> WrittenInt | WrittenFloa
 class SettingsTree(Protocol):
     """Nested settings that can be changed, such as a configuration of OmegaConf."""
 
-    def __getitem__(self, key: str | int, /) -> object: ...
-    def __setitem__(self, key: str | int, value: object, /) -> None: ...
+    def __getitem__(self, key: str, /) -> object: ...
+    def __setitem__(self, key: str, value: object, /) -> None: ...
 
 
 def taken_texts(value: object, key: str) -> tuple[object, NumberTexts]:
@@ -80,9 +81,11 @@ def taken_texts(value: object, key: str) -> tuple[object, NumberTexts]:
 
 def _plain(value: object, key_path: KeyPath, texts: NumberTexts) -> object:
     if isinstance(value, dict):
-        return {name: _plain(inner, (*key_path, name), texts) for name, inner in value.items()}
+        return {
+            name: _plain(inner, (*key_path, str(name)), texts) for name, inner in value.items()
+        }
     if isinstance(value, list):
-        return [_plain(inner, (*key_path, index), texts) for index, inner in enumerate(value)]
+        return [_plain(inner, (*key_path, str(index)), texts) for index, inner in enumerate(value)]
     if isinstance(value, WrittenInt):
         texts[key_path] = value.text
         return int(value)
@@ -114,7 +117,7 @@ def _add_texts(node: yaml.Node | None, key_path: KeyPath, texts: NumberTexts) ->
         texts[key_path] = node.value
     elif isinstance(node, yaml.SequenceNode):
         for index, inner in enumerate(node.value):
-            _add_texts(inner, (*key_path, index), texts)
+            _add_texts(inner, (*key_path, str(index)), texts)
     elif isinstance(node, yaml.MappingNode):
         # The keys of a mapping override what <<: brings in, so that comes first.
         merged_first = sorted(node.value, key=lambda pair: pair[0].tag != MERGE_TAG)
@@ -142,9 +145,9 @@ def _value_at(settings: object, key_path: KeyPath) -> object:
     """Return the value at a place of nested settings, or None if there is no such place."""
     value = settings
     for step in key_path:
-        if isinstance(step, int) and isinstance(value, list) and step < len(value):
-            value = value[step]
-        elif isinstance(step, str) and isinstance(value, Mapping):
+        if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        elif isinstance(value, Mapping):
             value = value.get(step)
         else:
             return None
@@ -189,14 +192,19 @@ def _set_at(settings: SettingsTree, key_path: KeyPath, value: object) -> None:
     """Set the value at a place of nested settings."""
     holder: object = settings
     for step in key_path[:-1]:
-        holder = holder[step]  # type: ignore[index]
-    holder[key_path[-1]] = value  # type: ignore[index]
+        holder = holder[_index_in(holder, step)]  # type: ignore[index]
+    holder[_index_in(holder, key_path[-1])] = value  # type: ignore[index]
+
+
+def _index_in(holder: object, step: str) -> str | int:
+    """Return a step of a key path as settings or a list take it."""
+    return int(step) if isinstance(holder, Sequence) else step
 
 
 def types_at(hint: object, key_path: KeyPath) -> set[object]:
     """Return the types that a value at a place inside an annotation can have.
 
-    Those of `list[str]` at 0 are {str}.
+    Those of `list[str]` at "0" are {str}.
     """
     origin = get_origin(hint)
     arguments = get_args(hint)
@@ -214,9 +222,9 @@ def types_at(hint: object, key_path: KeyPath) -> set[object]:
     rest = key_path[1:]
     if dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
-        return types_at(hints[str(step)], rest) if step in hints else set()
-    if origin is list and isinstance(step, int):
+        return types_at(hints[step], rest) if step in hints else set()
+    if origin is list and step.isdecimal():
         return types_at(arguments[0], rest)
-    if origin is dict and isinstance(step, str):
+    if origin is dict:
         return types_at(arguments[1], rest)
     return set()

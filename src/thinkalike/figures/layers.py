@@ -37,6 +37,7 @@ from thinkalike.figures.style import (
     write_title,
     write_values,
 )
+from thinkalike.matrices import check_matrix, matrix_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -148,7 +149,7 @@ def _title(label: str, models: list[str]) -> str:
 
 def _matrix(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the values of layer pairs as a matrix, with layers in the order of the table."""
-    cells = rows.pivot(index="source_layer", columns="target_layer", values="value")
+    cells = matrix_of(rows, index="source_layer", columns="target_layer", values="value")
     return cells.loc[rows["source_layer"].unique(), rows["target_layer"].unique()]
 
 
@@ -375,6 +376,7 @@ def changes(
         names: Both models.
         about: How much was compared.
     """
+    check_matrix(shares, index="component", columns="layer")
     cells = shares.pivot_table(
         index="component", columns="layer", values="mean_effect", sort=False, dropna=False
     )
@@ -547,8 +549,8 @@ def ruler(
     with canvas(COLUMN, height, len(models), 1, squeeze=False) as (figure, panels):
         for axes, model in zip(panels[:, 0], models, strict=True):
             of_model = points[points["model"] == model]
-            point_cells = of_model.pivot(
-                index="layer", columns="calibration_point", values="value"
+            point_cells = matrix_of(
+                of_model, index="layer", columns="calibration_point", values="value"
             )
             layers = table[f"{side_of_model[model]}_layer"]
             both = f"{source} and {target}"

@@ -22,6 +22,7 @@ from thinkalike.figures.style import (
     save,
     write_title,
 )
+from thinkalike.matrices import matrix_of
 
 MOST_LAYERS = 6  # whose curves are drawn
 MOST_STEPS = 8  # about as many are written at an axis
@@ -57,7 +58,7 @@ def trajectory(
 
     with canvas(COLUMN, 7.8, 3, 1) as (figure, (upper, centre, lower)):
         likeness = of_middle_layer["similarity"]
-        cells = likeness.pivot(index="step", columns="other_step", values="value")
+        cells = matrix_of(likeness, index="step", columns="other_step", values="value")
         norm = Normalize(*colour_range(cells.to_numpy(float), (0.0, 1.0)))
         image = heatmap(upper, cells, norm, "magma")
         for axis in (upper.xaxis, upper.yaxis):

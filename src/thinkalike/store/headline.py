@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from thinkalike.errors import plain_line
+
 
 class Headline(NamedTuple):
     """A number that sums up a result, with its 95 % interval if it has one.
@@ -48,7 +50,7 @@ class Headline(NamedTuple):
 
         For example "mean cka 0.2048 [0.1838, 0.2329] at layer 2", or "claims that hold 3 of 5".
         """
-        label = self.name.replace("_", " ")
+        label = plain_line(self.name.replace("_", " "))
         if self.of is not None:
             # ".0f" would round a damaged count, such as 2.5 of 3, to a whole number.
             return f"{label} {self.value:.10g} of {self.of}"
@@ -57,7 +59,7 @@ class Headline(NamedTuple):
         if self.low is not None and self.high is not None:
             text += f" [{self.low:.4g}, {self.high:.4g}]"
         if self.at:
-            text += f" at {self.at}"
+            text += f" at {plain_line(self.at)}"
         return text
 
     @property

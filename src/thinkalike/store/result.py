@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -151,7 +151,7 @@ class Result:
             description = self._description()
         except Exception as error:  # a damaged or hostile folder can cause any error
             description = f"cannot be read, {type(error).__name__}"
-        return plain_line(f"Result({description}; {self._place_in_words})")
+        return shown_text([f"Result({description}; {self._place_in_words})"])
 
     @property
     def _place_in_words(self) -> str:
@@ -165,20 +165,20 @@ class Result:
         """Return the screen of the job, whose last line says where the result is kept."""
         if self.instrument is None:
             return repr(self)
-        return self.instrument.said(self) + self.location
+        return self.instrument.said(self) + self.location  # the screen has cleaned its text
 
     @property
     def location(self) -> str:
         """Where the result is kept, as the last line of the screen says it."""
-        return f"results: {self._shown_folder}"
+        return shown_text([f"results: {self._shown_folder}"])
 
     @property
     def summary(self) -> str:
         """The sentences of the screen, one in each line, without its tables and maps."""
         if self.instrument is None:
-            return self._description()
+            return shown_text([self._description()])
         with isolated():
-            return "\n".join(self.instrument.sentences(self))
+            return shown_text(self.instrument.sentences(self))
 
     def _description(self) -> str:
         """Return kind, models and first headline number, such as "cka of a and b: ..."."""
@@ -445,6 +445,15 @@ class TemporaryResult(Result):
     def location(self) -> str:
         """That the result is not kept, as the last line of the screen says it."""
         return "not kept: its folder is removed with this object; result.save(FOLDER) keeps it"
+
+
+def shown_text(lines: Iterable[str]) -> str:
+    """Return lines as one text; each text that a result gives for a screen is made here.
+
+    Names of models, kinds and folders may be a stranger's, with control characters that write on a
+    terminal, or with line breaks that forge a line.
+    """
+    return "\n".join(plain_line(line) for line in lines)
 
 
 def _headline_of(entry: HeadlineRecord) -> Headline:

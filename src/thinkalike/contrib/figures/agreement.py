@@ -13,6 +13,7 @@ from matplotlib.image import AxesImage
 
 from thinkalike.contrib.figures.correlation_matrix import draw_correlation_matrix
 from thinkalike.figures.style import COLUMN, PAGE, SMALL, canvas, save, write_title
+from thinkalike.matrices import matrix_of
 
 # inches
 BESIDE_MATRIX = 1.6  # the names of measures and the colours
@@ -34,7 +35,9 @@ def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -
     swapped = table.rename(columns={"measure": "other", "other": "measure"})
     both_orders = pd.concat([table, swapped])
     names = list(measures)
-    cells = both_orders.pivot(index="measure", columns="other", values="rho").loc[names, names]
+    cells = matrix_of(both_orders, index="measure", columns="other", values="rho").loc[
+        names, names
+    ]
     cells = cells.mask(np.eye(len(names), dtype=bool), 1.0)  # a measure with itself
     order = cells.mean().sort_values(ascending=False, kind="stable").index
     cells = cells.loc[order, order]
@@ -94,7 +97,7 @@ def _draw_rank_heatmap(axes: Axes, layer_pairs: pd.DataFrame, measure: str) -> A
         layer_pairs: A row for each layer pair, with its rank in the column of the measure.
         measure: The name of this column.
     """
-    ranks = layer_pairs.pivot(index="source_layer", columns="target_layer", values=measure)
+    ranks = matrix_of(layer_pairs, index="source_layer", columns="target_layer", values=measure)
     image = axes.imshow(
         ranks.to_numpy(), origin="lower", norm=Normalize(0, 1), cmap="magma", aspect="auto"
     )

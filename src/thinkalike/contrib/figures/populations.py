@@ -23,6 +23,7 @@ from thinkalike.figures.style import (
     ticks,
     write_title,
 )
+from thinkalike.matrices import matrix_of
 
 LABELS = {
     "accuracy_penalty": "accuracy penalty",
@@ -122,7 +123,7 @@ def _draw_distance_matrix(axes: Axes, table: pd.DataFrame) -> AxesImage:
     is returned for a colour bar.
     """
     names = list(dict.fromkeys(table["source"]))
-    cells = table.pivot(index="source", columns="target", values="value").loc[names, names]
+    cells = matrix_of(table, index="source", columns="target", values="value").loc[names, names]
     image = axes.imshow(lower_half(cells.to_numpy(float)), origin="lower", cmap="viridis")
     axes.spines[:].set_visible(False)
     group_of_models = table.drop_duplicates("source")["group_of_source"].tolist()

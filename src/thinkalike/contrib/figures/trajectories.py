@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from thinkalike.figures.style import COLUMN, SMALL, canvas, colour_of, save, write_title
 from thinkalike.figures.trajectories import label_steps, step_position
+from thinkalike.matrices import matrix_of
 
 
 def draw_settling(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder: Path) -> None:
@@ -50,7 +51,7 @@ def _draw_curves(axes: Axes, runs: Mapping[str, pd.DataFrame]) -> None:
     """
     for table in runs.values():
         positions = step_position(table["step"].unique())
-        by_layer = table.pivot(index="step", columns="layer", values="similarity_to_last")
+        by_layer = matrix_of(table, index="step", columns="layer", values="similarity_to_last")
         for layer, curve in by_layer.items():
             axes.plot(positions, curve, color=colour_of(int(str(layer))), linewidth=0.9)
     axes.set(title="each checkpoint and the last, a line per seed", ylim=(None, 1.02))

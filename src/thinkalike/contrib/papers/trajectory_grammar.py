@@ -22,6 +22,7 @@ from thinkalike.contrib.papers.experiment import Conclusion, Experiment, Experim
 from thinkalike.contrib.subjects.random_effects import random_effects
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
 from thinkalike.instruments.trajectory.tables import settling_steps
+from thinkalike.matrices import matrix_of
 from thinkalike.measures.estimates import Estimate
 from thinkalike.store import Result
 
@@ -91,7 +92,7 @@ def _claims_about_settling(table: pd.DataFrame, units: str) -> list[Claim]:
         units: What intervals are over, in words.
     """
     loss, likeness, lowest_layer, *_, highest_layer = table["what"].unique()
-    doublings = table.pivot(index="run", columns="what", values="doublings")
+    doublings = matrix_of(table, index="run", columns="what", values="doublings")
     return [
         _claim_that_first_settles_earlier(
             "the loss settles before likeness to the end does",
@@ -148,7 +149,9 @@ def _claim_that_loss_aligns_seeds(results: Mapping[str, Result], units: str) -> 
     """
     curves_of_runs = []  # for each run, a row for each step: its loss, and the CKA of each layer
     for result in results.values():
-        likeness = result.details.pivot(index="step", columns="layer", values="similarity_to_last")
+        likeness = matrix_of(
+            result.details, index="step", columns="layer", values="similarity_to_last"
+        )
         curves_of_runs.append(result.tables["losses"].merge(likeness, on="step"))
 
     mean_gains = []

@@ -14,6 +14,7 @@ from thinkalike.instruments.layer_pairs.screen import (
     row_of_most_similar,
     show_what_was_read,
 )
+from thinkalike.matrices import matrix_of
 from thinkalike.ranking import ranked_rows
 from thinkalike.screen import show_map, show_note, show_text, span
 from thinkalike.store import Result
@@ -120,7 +121,7 @@ def layer_by_component(components: pd.DataFrame) -> pd.DataFrame:
     Components are in the order of their first rows in the table.
     """
     names = components["component"].unique()
-    matrix = components.pivot(index="layer", columns="component", values="value")
+    matrix = matrix_of(components, index="layer", columns="component", values="value")
     return matrix[names]  # `pivot` has sorted the columns
 
 

@@ -15,6 +15,7 @@ from thinkalike.instruments.layer_pairs.equal_depth import (
     rows_between_models,
 )
 from thinkalike.instruments.text_name import name_of_text
+from thinkalike.matrices import matrix_of
 from thinkalike.measures.sample_size import FEWEST_GROUPS, FEWEST_GROUPS_IF_BIASED
 from thinkalike.screen import (
     capitalised,
@@ -379,7 +380,9 @@ def show_layer_pairs(
         if is_itself:
             models = f"the layers of {source}"
         show_note(f"{capitalised(label)} of {models}:")
-        values = rows_of_both.pivot(index="source_layer", columns="target_layer", values="value")
+        values = matrix_of(
+            rows_of_both, index="source_layer", columns="target_layer", values="value"
+        )
         show_map(values.loc[sources, targets], is_distance)
         show_layer_note(result)
     elif not sentence:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from thinkalike.instruments.mlem.fitting import COLUMNS_GIVEN_WORD, REFERENCE
 from thinkalike.instruments.mlem.table import SHARE_OF_REFERENCE
+from thinkalike.matrices import matrix_of
 from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.screen import (
     Table,
@@ -202,7 +203,9 @@ def _show_table_of_layers(
     n_key_columns = len(columns)  # they are repeated where the table is too wide for the screen
 
     columns.append(number_column("held-out ρ", rows["score"], ".3f"))
-    importances = profiles.pivot(index=["model", "layer"], columns="feature", values="importance")
+    importances = matrix_of(
+        profiles, index=["model", "layer"], columns="feature", values="importance"
+    )
     shown_layers = pd.MultiIndex.from_frame(rows[["model", "layer"]])
     for feature in _features_of_table(importances, named_features):
         values = [number_text(value, ".3f") for value in importances[feature].loc[shown_layers]]

@@ -36,6 +36,7 @@ from thinkalike.instruments.rsa.similarity import (
     similarity_given_word,
 )
 from thinkalike.job import Outcome, Work
+from thinkalike.matrices import matrix_of
 from thinkalike.measures.distances.rsa import rsa
 from thinkalike.measures.estimates import Estimate
 from thinkalike.ranking import ranked_layer_pairs
@@ -302,8 +303,8 @@ def _show_map(result: Result, pairs: pd.DataFrame, label: str) -> None:
     if source == target:
         models = f"the layers of {source}"
     show_note(f"{label} of the distances of stimuli, {models}:")
-    values = shown.pivot(index="source_layer", columns="target_layer", values="value")
-    # `pivot` has sorted the layers; the map has them in the order of the table.
+    values = matrix_of(shown, index="source_layer", columns="target_layer", values="value")
+    # The matrix has sorted layers; the map has them in the order of the table.
     rows = shown["source_layer"].unique()
     columns = shown["target_layer"].unique()
     show_map(values.loc[rows, columns])

@@ -9,6 +9,7 @@ import pandas as pd
 
 from thinkalike.instruments.ruler.calibration_points import MIXING
 from thinkalike.instruments.stitching.screen import bit_width_in_words, layer_pair_labels
+from thinkalike.matrices import matrix_of
 from thinkalike.measures.bit_readings import BITS_OF_COPIES
 from thinkalike.screen import (
     Column,
@@ -119,7 +120,7 @@ def show_further_points(points: pd.DataFrame) -> None:
     """
     is_further = points["bits"].isna() & ~points["calibration_point"].isin([MIXING, UNTRAINED])
     for model, rows in points[is_further].groupby("model", sort=False):
-        cells = rows.pivot(index="calibration_point", columns="layer", values="value")
+        cells = matrix_of(rows, index="calibration_point", columns="layer", values="value")
         cells = cells.loc[rows["calibration_point"].unique()]  # `pivot` has sorted the rows
         columns = [text_column("calibration point", cells.index)]
         for layer in cells:

@@ -31,6 +31,7 @@ from thinkalike.instruments.stitching.screen import (
 from thinkalike.instruments.text_name import name_of_text
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.inputs import Inputs
+from thinkalike.matrices import matrix_of
 from thinkalike.models.layer_choice import check_stitchable
 from thinkalike.processes import check_processes
 from thinkalike.ranking import ranked_rows
@@ -194,7 +195,9 @@ class Stitching(
             subtitle = f"{tokens:,.0f} tokens of {documents}"
             if models_cut_inside_blocks(result):
                 subtitle += f"; {models_cut_inside_blocks(result)}"
-            penalties = table.pivot(index="source_layer", columns="target_layer", values="penalty")
+            penalties = matrix_of(
+                table, index="source_layer", columns="target_layer", values="penalty"
+            )
             has_all_pairs = penalties.notna().all(axis=None)
             if min(penalties.shape) > 1 and has_all_pairs:
                 figures.penalty_map(penalties, str(source), str(target), folder, subtitle, file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from thinkalike.config.parts import MIDDLE
@@ -90,7 +91,8 @@ def _listed_layers(layers: Sequence[int]) -> str:
     """Return layers in words: "layer 1", "layers 0 to 5", "layers 0, 2, 5"."""
     if len(layers) == 1:
         return f"layer {layers[0]}"
-    are_consecutive = list(layers) == list(range(layers[0], layers[-1] + 1))
+    # No range is made of their ends: a table may have any number as a layer.
+    are_consecutive = all(later - layer == 1 for layer, later in pairwise(layers))
     if are_consecutive:
         return f"layers {layers[0]} to {layers[-1]}"
     return f"layers {', '.join(str(layer) for layer in layers)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from thinkalike.instruments.text_name import name_of_text
+from thinkalike.matrices import matrix_of
 from thinkalike.screen import (
     Table,
     capitalised,
@@ -34,8 +35,8 @@ def show_steps(result: Result) -> None:
         number_column("step", losses["step"][indices]),
         number_column("loss", losses["loss"][indices], ".3f"),
     ]
-    similarity = result.details.pivot(
-        index="step", columns="layer", values="similarity_to_last"
+    similarity = matrix_of(
+        result.details, index="step", columns="layer", values="similarity_to_last"
     ).iloc[indices]
     layers = similarity.columns
     shown_layers = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
