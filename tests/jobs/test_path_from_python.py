@@ -245,3 +245,54 @@ def test_changing_what_a_result_gave_changes_nothing_of_it(tmp_path, is_stored):
     saved = result.save(tmp_path / "copy")
     assert saved.details["value"].iloc[0] == value
     assert saved.arrays["value"].any()
+
+
+IDS = [f"picture {number}" for number in range(12)]
+WITH_IDS = pd.DataFrame({"id": IDS, "A": [*"xy"] * 6, "B": [*"pqq"] * 4})
+LABELLED = pd.DataFrame(np.arange(36.0).reshape(12, 3), index=IDS)
+REVERSED = LABELLED.iloc[::-1]
+REFUSED = r'the ids of stimuli in another order.*give {}.loc\[stimuli\["{}"\]\]'
+
+
+@pytest.mark.parametrize(
+    ("make", "argument", "column"),
+    [
+        (lambda table: Mlem(REVERSED, stimuli=table), "model", "id"),
+        (lambda table: Mlem({"a": REVERSED}, stimuli=table), r"model\['a'\]", "id"),
+        (lambda table: Mlem(LABELLED, REVERSED, stimuli=table), "target", "id"),
+        (lambda table: Rsa([LABELLED, REVERSED], stimuli=table), r"models\[1\]", "id"),
+        (lambda table: Compare(REVERSED, "gpt2-mini", stimuli=table), "source", "id"),
+        (
+            lambda table: Mlem(REVERSED, stimuli=table.rename(columns={"id": "name"}), columns={"id": "name"}),
+            "model",
+            "name",
+        ),
+    ],
+)
+def test_states_whose_labels_are_ids_in_another_order_are_refused(make, argument, column):
+    with pytest.raises(ConfigError, match=REFUSED.format(argument, column)):
+        make(WITH_IDS)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
+def test_ids_in_a_file_of_stimuli_are_compared_with_labels_as_well(tmp_path, ending):
+    path = tmp_path / f"table.{ending}"
+    if ending == "parquet":
+        WITH_IDS.to_parquet(path)
+    else:
+        WITH_IDS.to_csv(path, index=False, sep="\t" if ending == "tsv" else ",")
+    Mlem(LABELLED, stimuli=path)
+    Mlem(REVERSED.to_numpy(), stimuli=path)
+    with pytest.raises(ConfigError, match=REFUSED.format("model", "id")):
+        Mlem(REVERSED, stimuli=path)
+
+
+def test_ids_say_nothing_of_rows_that_are_counted_and_all_of_rows_that_they_name():
+    numbers = [*range(11, -1, -1)]
+    table = WITH_IDS.assign(id=numbers)
+    Mlem(LABELLED.reset_index(drop=True), stimuli=table)
+    Mlem(LABELLED.set_axis([str(number) for number in numbers]), stimuli=table)
+    Mlem(LABELLED, stimuli=WITH_IDS)
+    Mlem(REVERSED, stimuli=WITH_IDS, columns={"id": None})
+    with pytest.raises(ConfigError, match="in another order"):
+        Mlem(LABELLED.set_axis([*numbers[6:], *numbers[:6]]), stimuli=table)

@@ -3,15 +3,21 @@
 Annotations are evaluated here, as those of inherited fields are read where a subclass is defined.
 """
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
+import pandas as pd
+
 from thinkalike.arguments import check_rows, checked_numbers
-from thinkalike.errors import ConfigError, checked_path
+from thinkalike.arguments.row_labels import Axis, has_labels
+from thinkalike.data.tables import read_frame
+from thinkalike.errors import ConfigError, DataError, checked_path, in_home
 from thinkalike.former_names import present_name
-from thinkalike.inputs import Arrays, Model, Text, is_model
+from thinkalike.inputs import TABLE_FILES, Arrays, Model, Text, is_model
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.lookup import instrument_of_measure
 from thinkalike.jobs.plain_values import checked_plain, plain_setting
@@ -152,9 +158,32 @@ class Job:
                 )
         tables = [(name, side) for name, side in sides.items() if not is_model(side)]
         try:
-            check_rows([*tables, ("stimuli", self.stimuli_given)])
+            # Ids in a column come first: the remedy is to put the states in their order.
+            check_rows([*self._ids_of_stimuli(tables), *tables, ("stimuli", self.stimuli_given)])
         except ValueError as error:
             raise ConfigError(error) from None
+
+    def _ids_of_stimuli(self, tables: Sequence[tuple[str, object]]) -> list[tuple[str, Axis]]:
+        """Return the ids of stimuli that are in a column, as labels of their rows.
+
+        Args:
+            tables: The states with the names of their arguments. A file of stimuli is read only if
+                states have labels, with which its ids are compared.
+        """
+        columns = getattr(self, "columns", None)
+        column = "id"
+        if isinstance(columns, Mapping):
+            column = columns.get("id", column)
+        table = self.stimuli_given
+        if isinstance(table, str | os.PathLike):
+            path = Path(table)
+            is_table = TABLE_FILES.get(path.suffix) == "table"
+            if is_table and any(has_labels(name, states) for name, states in tables):
+                with contextlib.suppress(DataError):  # raised where stimuli are read
+                    table = read_frame(in_home(path))
+        if not isinstance(table, pd.DataFrame) or column not in table:
+            return []
+        return [("stimuli", Axis.of_column("stimuli", table[column], column))]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
