@@ -296,3 +296,23 @@ def test_ids_say_nothing_of_rows_that_are_counted_and_all_of_rows_that_they_name
     Mlem(REVERSED, stimuli=WITH_IDS, columns={"id": None})
     with pytest.raises(ConfigError, match="in another order"):
         Mlem(LABELLED.set_axis([*numbers[6:], *numbers[:6]]), stimuli=table)
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: Diff("gelu-3l-mini", None), "changed is NoneType: give a name"),
+        (lambda: Diff(None, "gelu-3l-mini"), "base is NoneType: give a name"),
+        (lambda: jobs.Lineage("gelu-3l-mini", None), "target is NoneType: give a name"),
+        (lambda: jobs.Loss(None), "model is NoneType: give a name"),
+        (lambda: Rsa([STATES], stimuli=None), "stimuli is None, and rsa needs it: give a value"),
+    ],
+)
+def test_none_does_not_stand_for_an_argument_that_is_required(make, argument):
+    """A second model of None was the first one, which of course was equal to itself."""
+    with pytest.raises(ConfigError, match=argument):
+        make()
+
+
+def test_none_stands_for_a_second_side_that_may_be_left_out():
+    assert Compare("gelu-3l-mini", None).sides()["target"] == "gelu-3l-mini"

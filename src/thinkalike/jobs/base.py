@@ -6,7 +6,7 @@ Annotations are evaluated here, as those of inherited fields are read where a su
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -104,14 +104,27 @@ class Job:
     def sides(self) -> dict[str, object]:
         """Return what is compared, by the names of the arguments.
 
-        A side that was not given is the first one.
+        A side that may be left out, and was, is the first one. One that is required stays None,
+        which `_check_sides` refuses.
         """
         first: object = getattr(self, self.SIDES[0])
+        required = self._required()
         sides = {}
         for name in self.SIDES:
             side: object = getattr(self, name)
-            sides[name] = first if side is None else side
+            if side is None and name not in required:
+                side = first
+            sides[name] = side
         return sides
+
+    @classmethod
+    def _required(cls) -> set[str]:
+        """Return the names of the arguments without a default."""
+        return {
+            item.name
+            for item in fields(cls)
+            if item.default is MISSING and item.default_factory is MISSING
+        }
 
     @classmethod
     def defaults(cls) -> dict[str, object]:
@@ -152,10 +165,13 @@ class Job:
             raise ConfigError(f"{self.SIDES[0]} is empty: give a list of models or of arrays")
         for name, side in sides.items():
             if not (is_states(side) or is_model(side)):
+                given = "None" if side is None else type(side).__name__
                 raise ConfigError(
-                    f"{name} is {type(side).__name__}: "
-                    "give a name, (model, tokenizer), a bridge or arrays"
+                    f"{name} is {given}: give a name, (model, tokenizer), a bridge or arrays"
                 )
+        for name in self._required() - {*self.SIDES}:
+            if getattr(self, name) is None:
+                raise ConfigError(f"{name} is None, and {self.does} needs it: give a value")
         tables = [(name, side) for name, side in sides.items() if not is_model(side)]
         try:
             # Ids in a column come first: the remedy is to put the states in their order.
