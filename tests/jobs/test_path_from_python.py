@@ -20,7 +20,8 @@ from thinkalike import Compare, Diff, Job, Loss, Mlem, Rsa, Trajectory, jobs, lo
 from thinkalike.config import options
 from thinkalike.config.compose import hydra_ready
 from thinkalike.config.groups import option
-from thinkalike.errors import ConfigError, StoreError
+from thinkalike.errors import ConfigError, DataError, ModelError, StoreError
+from thinkalike.models.load import load_tokenizer
 
 SRC = Path(thinkalike.__file__).parents[1]
 FEW = {"batches": 2, "tokens_per_batch": 128}
@@ -316,3 +317,39 @@ def test_none_does_not_stand_for_an_argument_that_is_required(make, argument):
 
 def test_none_stands_for_a_second_side_that_may_be_left_out():
     assert Compare("gelu-3l-mini", None).sides()["target"] == "gelu-3l-mini"
+
+
+def test_a_trajectory_of_a_folder_that_is_not_there_says_so(tmp_path):
+    with pytest.raises(ModelError, match=r"the folder .*nowhere is not there"):
+        thinkalike.trajectory(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("missing", ["drop", "ignore"])
+def test_a_feature_of_one_level_beside_missing_values_is_refused_before_the_work(missing):
+    texts = [f"text {number}" for number in range(60)]
+    table = pd.DataFrame({"text": texts, "B": [*"pqq"] * 20, "plural": ["yes", None] * 30})
+    states = np.arange(180.0).reshape(60, 3)
+    with pytest.raises(DataError, match=f"plural has one level only, yes where missing .*missing={missing}"):
+        thinkalike.mlem(states, stimuli=table, missing=missing, references=0)
+
+
+@pytest.mark.parametrize("name", [".", "./tokenizer", ".."])
+def test_a_relative_tokenizer_of_states_is_not_looked_for_in_the_current_folder(tmp_path, monkeypatch, name):
+    current = tmp_path / "current"
+    for folder in (current, current / "tokenizer", tmp_path / "beside"):
+        folder.mkdir()
+        if folder.name != "beside":
+            (folder / "config.json").write_text("{}")
+    states = tmp_path / "beside" / "states"
+    states.mkdir()
+    monkeypatch.chdir(current)
+    with pytest.raises(ModelError, match="has no files of a tokenizer"):
+        load_tokenizer(name, beside=states)
+
+
+@pytest.mark.parametrize("ending", ["pt", "mat", "csv", "pkl", "parquet", "txt"])
+def test_a_file_that_holds_neither_states_nor_a_model_is_refused_by_its_ending(tmp_path, ending):
+    path = tmp_path / f"states.{ending}"
+    path.write_bytes(b"x")
+    with pytest.raises(ConfigError, match=rf"source is .*states\.{ending}, a file that is not read.*\.npy"):
+        Compare(str(path), LABELLED)

@@ -21,7 +21,8 @@ from thinkalike.inputs import TABLE_FILES, Arrays, Model, Text, is_model
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.lookup import instrument_of_measure
 from thinkalike.jobs.plain_values import checked_plain, plain_setting
-from thinkalike.state_arguments import is_states
+from thinkalike.models.checkpoints import LIGHTNING
+from thinkalike.state_arguments import FILES, is_states
 
 Folder = str | os.PathLike[str]
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
@@ -165,10 +166,12 @@ class Job:
             raise ConfigError(f"{self.SIDES[0]} is empty: give a list of models or of arrays")
         for name, side in sides.items():
             if not (is_states(side) or is_model(side)):
-                given = "None" if side is None else type(side).__name__
                 raise ConfigError(
-                    f"{name} is {given}: give a name, (model, tokenizer), a bridge or arrays"
+                    f"{name} is {type(side).__name__}: "
+                    "give a name, (model, tokenizer), a bridge or arrays"
                 )
+            if isinstance(side, str | os.PathLike):
+                _check_ending(name, Path(side))
         for name in self._required() - {*self.SIDES}:
             if getattr(self, name) is None:
                 raise ConfigError(f"{name} is None, and {self.does} needs it: give a value")
@@ -200,6 +203,16 @@ class Job:
         if not isinstance(table, pd.DataFrame) or column not in table:
             return []
         return [("stimuli", Axis.of_column("stimuli", table[column], column))]
+
+
+def _check_ending(name: str, path: Path) -> None:
+    """Raise a ConfigError for a file whose ending is neither one of states nor one of models."""
+    endings_read = (*FILES, ".gguf", LIGHTNING)
+    if path.suffix not in endings_read and in_home(path).is_file():
+        raise ConfigError(
+            f"{name} is {path}, a file that is not read: states are in {', '.join(FILES)} or in "
+            f"memory, models in folders, .gguf or {LIGHTNING}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
