@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import thinkalike
 import tiny
 from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models.adapters import with_adapter
 from thinkalike.models.checkpoints import base_of
 from thinkalike.models.families import outline
 from thinkalike.models.fingerprints import checkpoint_fingerprint
