@@ -31,6 +31,7 @@ from thinkalike.data.grammar import derivations
 from thinkalike.data.marks import divide_at_marks
 from thinkalike.data.packing import TextLimits, TokenizerReader, pack
 from thinkalike.data.rows import Corpus, TokenRows
+from thinkalike.data.sources import parquet_rows
 from thinkalike.data.splits import estimated_token_count, training_texts
 from thinkalike.data.tables import read_table
 from thinkalike.errors import DataError
@@ -286,6 +287,43 @@ def test_a_parquet_file_that_repeats_a_long_text_does_not_fill_the_memory(tmp_pa
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "x.parquet", compression="zstd")
     with pytest.raises(DataError, match="expands to more than"):
         next(iter(documents_of(config(tmp_path / "x.parquet"))))
+
+
+NESTED = {
+    "struct": [{"a.b": "x", "inner": {"deep": "y"}}, None],
+    "list": [["u", None], []],
+    "messages": [[{"role": "user", "content": "hi"}], None],
+    "lists of lists": [[["u"], ["v", "w"]], [[]]],
+    "no texts": [{"n": [1, 2]}, {"n": None}],
+}
+
+
+@pytest.mark.parametrize("values", NESTED.values(), ids=NESTED)
+@pytest.mark.parametrize("field", ["text", None])
+def test_a_parquet_file_may_have_nested_columns(tmp_path, values, field):
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"text": ["a", "b"], "meta.data": values})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    rows = [row for _, row in parquet_rows(tmp_path / "x.parquet", field)]
+    assert [row["text"] for row in rows] == ["a", "b"]
+    if field is None:
+        assert [row["meta.data"] for row in rows] == values
+
+
+@pytest.mark.parametrize("kind", ["struct", "list"])
+def test_a_long_text_that_a_nested_column_repeats_does_not_fill_the_memory(tmp_path, kind):
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = pyarrow.DictionaryArray.from_arrays([0] * 200, ["a" * 2**20])
+    column = pyarrow.ListArray.from_arrays(range(201), texts)
+    if kind == "struct":
+        column = pyarrow.StructArray.from_arrays([texts], ["content"])
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "x.parquet", compression="zstd")
+    with pytest.raises(DataError, match="expands to more than"):
+        list(parquet_rows(tmp_path / "x.parquet"))
 
 
 def test_a_parquet_file_with_two_columns_of_one_name_is_refused(tmp_path, config):

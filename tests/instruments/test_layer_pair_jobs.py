@@ -352,10 +352,8 @@ def test_the_distance_of_several_layers_says_how_it_is_computed(cli, words, pair
         (("mlp_post", "attn_out"), "CKA"),
     ],
 )
-def test_a_label_has_the_hook_point_of_both_models(sites, label):
-    class MadeResult(Result):
-        config = {side: {"site": site} for side, site in zip(("model", "target"), sites, strict=True)}
-        tables = {}
-        details = pd.DataFrame()
-
-    assert instrument("cka").label(MadeResult(Path("made"))) == label
+def test_a_label_has_the_hook_point_of_both_models(sites, label, monkeypatch):
+    config = {side: {"site": site} for side, site in zip(("model", "target"), sites, strict=True)}
+    for name, value in {"config": config, "tables": {}, "details": pd.DataFrame()}.items():
+        monkeypatch.setattr(Result, name, value)
+    assert instrument("cka").label(Result(Path("made"))) == label

@@ -20,7 +20,8 @@ from thinkalike import Compare, Diff, Job, Loss, Mlem, Rsa, Trajectory, jobs, lo
 from thinkalike.config import options
 from thinkalike.config.compose import hydra_ready
 from thinkalike.config.groups import option
-from thinkalike.errors import ConfigError, StoreError
+from thinkalike.errors import ConfigError, DataError, ModelError, StoreError
+from thinkalike.models.load import load_tokenizer
 
 SRC = Path(thinkalike.__file__).parents[1]
 FEW = {"batches": 2, "tokens_per_batch": 128}
@@ -245,3 +246,110 @@ def test_changing_what_a_result_gave_changes_nothing_of_it(tmp_path, is_stored):
     saved = result.save(tmp_path / "copy")
     assert saved.details["value"].iloc[0] == value
     assert saved.arrays["value"].any()
+
+
+IDS = [f"picture {number}" for number in range(12)]
+WITH_IDS = pd.DataFrame({"id": IDS, "A": [*"xy"] * 6, "B": [*"pqq"] * 4})
+LABELLED = pd.DataFrame(np.arange(36.0).reshape(12, 3), index=IDS)
+REVERSED = LABELLED.iloc[::-1]
+REFUSED = r'the ids of stimuli in another order.*give {}.loc\[stimuli\["{}"\]\]'
+
+
+@pytest.mark.parametrize(
+    ("make", "argument", "column"),
+    [
+        (lambda table: Mlem(REVERSED, stimuli=table), "model", "id"),
+        (lambda table: Mlem({"a": REVERSED}, stimuli=table), r"model\['a'\]", "id"),
+        (lambda table: Mlem(LABELLED, REVERSED, stimuli=table), "target", "id"),
+        (lambda table: Rsa([LABELLED, REVERSED], stimuli=table), r"models\[1\]", "id"),
+        (lambda table: Compare(REVERSED, "gpt2-mini", stimuli=table), "source", "id"),
+        (
+            lambda table: Mlem(REVERSED, stimuli=table.rename(columns={"id": "name"}), columns={"id": "name"}),
+            "model",
+            "name",
+        ),
+    ],
+)
+def test_states_whose_labels_are_ids_in_another_order_are_refused(make, argument, column):
+    with pytest.raises(ConfigError, match=REFUSED.format(argument, column)):
+        make(WITH_IDS)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
+def test_ids_in_a_file_of_stimuli_are_compared_with_labels_as_well(tmp_path, ending):
+    path = tmp_path / f"table.{ending}"
+    if ending == "parquet":
+        WITH_IDS.to_parquet(path)
+    else:
+        WITH_IDS.to_csv(path, index=False, sep="\t" if ending == "tsv" else ",")
+    Mlem(LABELLED, stimuli=path)
+    Mlem(REVERSED.to_numpy(), stimuli=path)
+    with pytest.raises(ConfigError, match=REFUSED.format("model", "id")):
+        Mlem(REVERSED, stimuli=path)
+
+
+def test_ids_say_nothing_of_rows_that_are_counted_and_all_of_rows_that_they_name():
+    numbers = [*range(11, -1, -1)]
+    table = WITH_IDS.assign(id=numbers)
+    Mlem(LABELLED.reset_index(drop=True), stimuli=table)
+    Mlem(LABELLED.set_axis([str(number) for number in numbers]), stimuli=table)
+    Mlem(LABELLED, stimuli=WITH_IDS)
+    Mlem(REVERSED, stimuli=WITH_IDS, columns={"id": None})
+    with pytest.raises(ConfigError, match="in another order"):
+        Mlem(LABELLED.set_axis([*numbers[6:], *numbers[:6]]), stimuli=table)
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: Diff("gelu-3l-mini", None), "changed is NoneType: give a name"),
+        (lambda: Diff(None, "gelu-3l-mini"), "base is NoneType: give a name"),
+        (lambda: jobs.Lineage("gelu-3l-mini", None), "target is NoneType: give a name"),
+        (lambda: jobs.Loss(None), "model is NoneType: give a name"),
+        (lambda: Rsa([STATES], stimuli=None), "stimuli is None, and rsa needs it: give a value"),
+    ],
+)
+def test_none_does_not_stand_for_an_argument_that_is_required(make, argument):
+    """A second model of None was the first one, which of course was equal to itself."""
+    with pytest.raises(ConfigError, match=argument):
+        make()
+
+
+def test_none_stands_for_a_second_side_that_may_be_left_out():
+    assert Compare("gelu-3l-mini", None).sides()["target"] == "gelu-3l-mini"
+
+
+def test_a_trajectory_of_a_folder_that_is_not_there_says_so(tmp_path):
+    with pytest.raises(ModelError, match=r"the folder .*nowhere is not there"):
+        thinkalike.trajectory(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("missing", ["drop", "ignore"])
+def test_a_feature_of_one_level_beside_missing_values_is_refused_before_the_work(missing):
+    texts = [f"text {number}" for number in range(60)]
+    table = pd.DataFrame({"text": texts, "B": [*"pqq"] * 20, "plural": ["yes", None] * 30})
+    states = np.arange(180.0).reshape(60, 3)
+    with pytest.raises(DataError, match=f"plural has one level only, yes where missing .*missing={missing}"):
+        thinkalike.mlem(states, stimuli=table, missing=missing, references=0)
+
+
+@pytest.mark.parametrize("name", [".", "./tokenizer", ".."])
+def test_a_relative_tokenizer_of_states_is_not_looked_for_in_the_current_folder(tmp_path, monkeypatch, name):
+    current = tmp_path / "current"
+    for folder in (current, current / "tokenizer", tmp_path / "beside"):
+        folder.mkdir()
+        if folder.name != "beside":
+            (folder / "config.json").write_text("{}")
+    states = tmp_path / "beside" / "states"
+    states.mkdir()
+    monkeypatch.chdir(current)
+    with pytest.raises(ModelError, match="has no files of a tokenizer"):
+        load_tokenizer(name, beside=states)
+
+
+@pytest.mark.parametrize("ending", ["pt", "mat", "csv", "pkl", "parquet", "txt"])
+def test_a_file_that_holds_neither_states_nor_a_model_is_refused_by_its_ending(tmp_path, ending):
+    path = tmp_path / f"states.{ending}"
+    path.write_bytes(b"x")
+    with pytest.raises(ConfigError, match=rf"source is .*states\.{ending}, a file that is not read.*\.npy"):
+        Compare(str(path), LABELLED)

@@ -11,6 +11,7 @@ import torch
 from scipy.optimize import linprog
 from scipy.spatial.distance import cdist, cosine, jensenshannon
 
+import thinkalike
 from neighbours_of_sklearn import by_sklearn
 from thinkalike.measures import (
     SVCCA,
@@ -35,6 +36,8 @@ from thinkalike.measures.contract import LayerMeasure, ModelPairs, joint_matrix
 from thinkalike.measures.distances.of_layers import DistanceCorrelation, TokenRSA
 from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.measures.neighbours import MutualKNN
+from thinkalike.measures.permutations import permuted_within
+from thinkalike.measures.row_groups import RowGroups
 from thinkalike.measures.shape import Procrustes
 
 N = 40
@@ -408,6 +411,35 @@ def test_equally_near_rows_are_those_that_another_program_takes(k):
     expected = np.mean([len(x & y) / k for x, y in both])
     assert float(mutual_knn(X, Y, k)) == pytest.approx(expected, abs=1e-12)
     assert expected < 0.6, "control: unrelated rows"
+
+
+OF_NEIGHBOURS = [MutualKNN(5), MutualKNN(5, RowGroups.of(torch.arange(N) % 3, 7)), Jaccard(5), SecondOrderCosine(5)]
+
+
+@pytest.mark.parametrize("measure", OF_NEIGHBOURS, ids=["mutual", "given the token", "jaccard", "second order cosine"])
+def test_permuted_rows_break_ties_as_rows_that_were_never_permuted(measure):
+    """Otherwise independent categories have more neighbours in common than any permutation of them."""
+    x, y = (torch.eye(4, dtype=torch.float64)[torch.randint(4, (N,))] for _ in range(2))
+    x[: N // 2] += torch.randn(N // 2, 4)  # control: rows without ties
+    groups = getattr(measure, "groups", None) or RowGroups.whole(N, x.device)
+    order = permuted_within(torch.arange(N), groups, seed=0)
+    permuted = y.index_copy(0, groups.order, y[groups.order[order]])
+    first, second = measure.prepared([x, y], "xy")
+    moved = measure.reordered(second, order)
+    _, expected = measure.prepared([x, permuted], "xy")
+    assert float(measure.compare(first, moved)) == pytest.approx(float(measure.compare(first, expected)), abs=1e-12)
+    assert float(measure.compare(first, moved)) != pytest.approx(float(measure.compare(first, second)), abs=1e-3)
+
+
+def test_independent_categories_are_as_alike_as_chance_says():
+    """One-hot rows have more ties than neighbours; with ties at random the value would be k / (n - 1)."""
+    more_alike = []
+    for _ in range(20):
+        x, y = (np.eye(4)[torch.randint(4, (80,)).numpy()] for _ in range(2))
+        row = thinkalike.compare(x, y, measure="mutual_knn", null=True, permutations=19).table.iloc[0]
+        more_alike.append(row["value"] - row["null_mean"])
+    assert abs(np.mean(more_alike)) < 0.01
+    assert row["null_mean"] > 1.5 * 10 / 79, "control: ties give more than without them"
 
 
 def test_unrelated_codes_of_the_token_both_put_its_copies_next_to_each_other():

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import thinkalike
 import tiny
 from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models.adapters import with_adapter
 from thinkalike.models.checkpoints import base_of
 from thinkalike.models.families import outline
 from thinkalike.models.fingerprints import checkpoint_fingerprint
@@ -473,3 +474,16 @@ def test_a_hook_of_a_model_with_an_adapter_computes_with_the_copy(adapted):
     with torch.no_grad():
         weight.mul_(3)
     assert torch.equal(model.full(TOKENS), before)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, r"but no weights of an adapter"), ("version https://git-lfs.github.com/spec/v1\n", "git lfs pull")],
+)
+def test_a_copy_of_an_adapter_without_its_weights_says_what_is_missing(tmp_path, content, message):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    if content is not None:
+        content += f"oid sha256:{'a' * 64}\nsize 1234567\n"
+        (tmp_path / "adapter_model.safetensors").write_text(content)
+    with pytest.raises(ModelError, match=message):
+        with_adapter(torch.nn.Linear(2, 2), tmp_path)

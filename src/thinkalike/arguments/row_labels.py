@@ -24,12 +24,21 @@ class Axis(NamedTuple):
         table: The name of the table in messages.
         number: 0 for rows, 1 for columns.
         names: Of all axes of the table in its annotation; "" for one without a name.
+        column: The column that holds the labels; None: they are those of the axis itself.
     """
 
     table: str
     number: int
     labels: pd.Index
     names: Sequence[str]
+    column: str | None = None
+
+    @classmethod
+    def of_column(cls, table: str, values: Iterable[object], column: str) -> Axis:
+        """Return the rows of a table with the values of one of its columns as their labels."""
+        import pandas as pd
+
+        return cls(table, 0, pd.Index(values, dtype=object), [""], column)
 
     @property
     def word(self) -> str:
@@ -39,6 +48,8 @@ class Axis(NamedTuple):
     @property
     def source(self) -> str:
         """The expression that gives the labels."""
+        if self.column is not None:
+            return f'{self.table}["{self.column}"]'
         return f"{self.table}.columns" if self.number else f"{self.table}.index"
 
     def selected(self, labels: str) -> str:
@@ -66,6 +77,8 @@ def check_rows(
     numbers. A number and its text are one label, since headers of files are text.
 
     Args:
+        named: Each value with its name. An `Axis` stands for itself, such as ids in a column. Such
+            ids say nothing about rows whose labels merely count them.
         wanted: What the annotations of the arguments want, by name.
 
     Raises:
@@ -76,8 +89,15 @@ def check_rows(
     for name, value in named:
         argument = None if wanted is None else wanted.get(name)
         axes += _axes_in(name, value, argument, depth=0)
+    ids = {axis.table: axis for axis in axes if axis.column is not None}
     for first, second in itertools.combinations(axes, 2):
+        if second.column is None and second.table in ids:
+            ids_of_rows = ids[second.table].labels
+            if _are_alike(first.labels, ids_of_rows):  # whatever the index of the table is
+                continue
         if not first.is_paired_with(second) or len(first.labels) != len(second.labels):
+            continue
+        if first.column is not None and _count_rows(second.labels):
             continue
         if not first.labels.equals(second.labels) and _are_moved(first.labels, second.labels):
             raise ValueError(_in_another_order(first, second))
@@ -96,6 +116,11 @@ def _in_another_order(first: Axis, second: Axis) -> str:
             "labels in another order, and they are paired by their order"
         )
     remedy = "both with the same labels in one order"
+    if first.column is not None:
+        problem = (
+            f"the labels of the rows of {second.table} are the ids of {first.table} in another "
+            "order, and rows are paired by their order"
+        )
     if first.labels.isin(second.labels).all():
         remedy = second.selected(first.source)
     return f"{problem}: give {remedy}, or arrays, which have no labels"
@@ -110,9 +135,20 @@ def _are_moved(first_labels: Iterable[object], second_labels: Iterable[object]) 
     for first_label, second_label in zip(first, second, strict=True):
         if first_label != second_label and first_label in common:
             moved = True
-    numbers = [str(position) for position in range(len(first))]
-    is_numbered = numbers in (first, second)
+    is_numbered = _count_rows(first) or _count_rows(second)
     return moved and (not is_numbered or common == set(first))
+
+
+def _are_alike(first_labels: Iterable[object], second_labels: Iterable[object]) -> bool:
+    """Return whether two axes have the same labels in the same order."""
+    first = [_comparable_label(label) for label in first_labels]
+    return first == [_comparable_label(label) for label in second_labels]
+
+
+def _count_rows(labels: Iterable[object]) -> bool:
+    """Return whether labels merely count the rows: 0, 1, 2 and so on."""
+    comparable = [_comparable_label(label) for label in labels]
+    return comparable == [str(position) for position in range(len(comparable))]
 
 
 def _comparable_label(label: object) -> object:
@@ -126,6 +162,14 @@ def _comparable_label(label: object) -> object:
     return str(label)
 
 
+def has_labels(name: str, value: object) -> bool:
+    """Return whether a value is or contains a table whose labels do more than count its rows."""
+    for axis in _axes_in(name, value, None, depth=0):
+        if axis.number == 0 and not _count_rows(axis.labels):
+            return True
+    return False
+
+
 def _axes_in(
     name: str, value: object, wanted: TensorArgument | None, depth: int
 ) -> Iterator[Axis]:
@@ -134,7 +178,9 @@ def _axes_in(
         argument = name.partition("[")[0]
         raise ValueError(f"{argument} contains itself, or is nested too deep: {REAL_NUMBERS}")
     inside = None if wanted is None else wanted.items
-    if hasattr(value, "iloc"):
+    if isinstance(value, Axis):
+        yield value
+    elif hasattr(value, "iloc"):
         yield from _axes_of_table(name, value, wanted)
     elif isinstance(value, Mapping):
         for key, entry in value.items():

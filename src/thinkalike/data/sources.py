@@ -245,7 +245,9 @@ def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Re
 
     # Texts stay in dictionaries until their lengths are added up: a row may repeat a text of
     # megabytes in two bytes.
-    file = pyarrow.parquet.ParquetFile(path, read_dictionary=names)
+    schema = pyarrow.parquet.ParquetFile(path).schema
+    stored_columns = [schema.column(index).path for index in range(len(schema))]
+    file = pyarrow.parquet.ParquetFile(path, read_dictionary=stored_columns)
     expanded = _ExpansionLimit(path)
     number = 0
     for batch in file.iter_batches(columns=columns):
@@ -260,10 +262,19 @@ def _bytes_of_texts(column: pyarrow.Array) -> int:
     """Return how many bytes the texts of a column have in total, repeated ones included.
 
     Args:
-        column: A column in which texts are dictionary-encoded; any other column has 0 bytes.
+        column: A column in which texts are dictionary-encoded, also those of a nested column, such
+            as lists of records; any other column has 0 bytes.
     """
     import pyarrow.compute
 
+    if pyarrow.types.is_nested(column.type):
+        if pyarrow.types.is_struct(column.type):
+            inner_columns = column.flatten()
+        elif pyarrow.types.is_map(column.type):
+            inner_columns = [column.keys, column.items]
+        else:  # a list
+            inner_columns = [column.flatten()]
+        return sum(_bytes_of_texts(inner_column) for inner_column in inner_columns)
     if not pyarrow.types.is_dictionary(column.type) or not len(column):
         return 0
     lengths_in_dictionary = pyarrow.compute.binary_length(column.dictionary)

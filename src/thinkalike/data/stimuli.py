@@ -275,13 +275,28 @@ class Stimuli:
         is_present = torch.tensor(self.features.notna().to_numpy())
         return Codes(values.where(is_present, torch.nan), levels)
 
-    def check_features_vary(self) -> None:
-        """Raise a DataError if a feature has one level only."""
-        for name, column in self.features.items():
-            if column.nunique(dropna=False) < 2:
+    def check_features_vary(self, missing: str = "own_level") -> None:
+        """Raise a DataError if a feature has one level only.
+
+        Args:
+            missing: What becomes of missing values: they are a level ("own_level"), or are left
+                out ("ignore"), or whole stimuli with one are ("drop").
+        """
+        features = self.features
+        if missing == "drop":
+            features = features.dropna()
+        for name, column in features.items():
+            levels = column.drop_duplicates()
+            without_missing = ""
+            if missing in ("ignore", "drop"):
+                levels = levels.dropna()
+                if column.isna().any() or len(features) < len(self):
+                    without_missing = f" where missing values are left out (missing={missing})"
+            if len(levels) < 2:
+                level = f", {levels.iloc[0]}" if len(levels) else ""
                 raise DataError(
-                    f"{self.source}: {name} has one level only, {column.iloc[0]}; leave it out of "
-                    "features"
+                    f"{self.source}: {name} has one level only{level}{without_missing}; leave it "
+                    "out of features"
                 )
 
     def correlation(self) -> FeatureCorrelation:

@@ -3,19 +3,26 @@
 Annotations are evaluated here, as those of inherited fields are read where a subclass is defined.
 """
 
+import contextlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
+import pandas as pd
+
 from thinkalike.arguments import check_rows, checked_numbers
-from thinkalike.errors import ConfigError, checked_path
+from thinkalike.arguments.row_labels import Axis, has_labels
+from thinkalike.data.tables import read_frame
+from thinkalike.errors import ConfigError, DataError, checked_path, in_home
 from thinkalike.former_names import present_name
-from thinkalike.inputs import Arrays, Model, Text, is_model
+from thinkalike.inputs import TABLE_FILES, Arrays, Model, Text, is_model
 from thinkalike.job.instrument import AnyInstrument
 from thinkalike.job.lookup import instrument_of_measure
 from thinkalike.jobs.plain_values import checked_plain, plain_setting
-from thinkalike.state_arguments import is_states
+from thinkalike.models.checkpoints import LIGHTNING
+from thinkalike.state_arguments import FILES, is_states
 
 Folder = str | os.PathLike[str]
 Layers = str | Sequence[int] | Sequence[Sequence[int]]
@@ -98,14 +105,27 @@ class Job:
     def sides(self) -> dict[str, object]:
         """Return what is compared, by the names of the arguments.
 
-        A side that was not given is the first one.
+        A side that may be left out, and was, is the first one. One that is required stays None,
+        which `_check_sides` refuses.
         """
         first: object = getattr(self, self.SIDES[0])
+        required = self._required()
         sides = {}
         for name in self.SIDES:
             side: object = getattr(self, name)
-            sides[name] = first if side is None else side
+            if side is None and name not in required:
+                side = first
+            sides[name] = side
         return sides
+
+    @classmethod
+    def _required(cls) -> set[str]:
+        """Return the names of the arguments without a default."""
+        return {
+            item.name
+            for item in fields(cls)
+            if item.default is MISSING and item.default_factory is MISSING
+        }
 
     @classmethod
     def defaults(cls) -> dict[str, object]:
@@ -150,11 +170,49 @@ class Job:
                     f"{name} is {type(side).__name__}: "
                     "give a name, (model, tokenizer), a bridge or arrays"
                 )
+            if isinstance(side, str | os.PathLike):
+                _check_ending(name, Path(side))
+        for name in self._required() - {*self.SIDES}:
+            if getattr(self, name) is None:
+                raise ConfigError(f"{name} is None, and {self.does} needs it: give a value")
         tables = [(name, side) for name, side in sides.items() if not is_model(side)]
         try:
-            check_rows([*tables, ("stimuli", self.stimuli_given)])
+            # Ids in a column come first: the remedy is to put the states in their order.
+            check_rows([*self._ids_of_stimuli(tables), *tables, ("stimuli", self.stimuli_given)])
         except ValueError as error:
             raise ConfigError(error) from None
+
+    def _ids_of_stimuli(self, tables: Sequence[tuple[str, object]]) -> list[tuple[str, Axis]]:
+        """Return the ids of stimuli that are in a column, as labels of their rows.
+
+        Args:
+            tables: The states with the names of their arguments. A file of stimuli is read only if
+                states have labels, with which its ids are compared.
+        """
+        columns = getattr(self, "columns", None)
+        column = "id"
+        if isinstance(columns, Mapping):
+            column = columns.get("id", column)
+        table = self.stimuli_given
+        if isinstance(table, str | os.PathLike):
+            path = Path(table)
+            is_table = TABLE_FILES.get(path.suffix) == "table"
+            if is_table and any(has_labels(name, states) for name, states in tables):
+                with contextlib.suppress(DataError):  # raised where stimuli are read
+                    table = read_frame(in_home(path))
+        if not isinstance(table, pd.DataFrame) or column not in table:
+            return []
+        return [("stimuli", Axis.of_column("stimuli", table[column], column))]
+
+
+def _check_ending(name: str, path: Path) -> None:
+    """Raise a ConfigError for a file whose ending is neither one of states nor one of models."""
+    endings_read = (*FILES, ".gguf", LIGHTNING)
+    if path.suffix not in endings_read and in_home(path).is_file():
+        raise ConfigError(
+            f"{name} is {path}, a file that is not read: states are in {', '.join(FILES)} or in "
+            f"memory, models in folders, .gguf or {LIGHTNING}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,10 +12,11 @@ from torch import Tensor
 from thinkalike.measures.contract import reordered_matrix
 from thinkalike.measures.neighbours import (
     NEIGHBOURS,
+    NearestRows,
     OfNeighbours,
     directions,
+    nearest_neighbours_of,
     nearest_rows,
-    neighbour_indices_of,
     neighbours_of_reordered_rows,
 )
 from thinkalike.measures.row_groups import RowGroups
@@ -28,7 +29,8 @@ def jaccard(
 
     It is 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, with S(i) the k other rows of greatest
     cosine similarity with row i (Klabunde et al. 2024, ReSi). Features with nothing in common give
-    about k / (2n). It has no gradient.
+    about k / (2n), and more if both have many rows that are equally near, see `mutual_knn`. It has
+    no gradient.
 
     Raises:
         ValueError: X and Y differ in n, n < k + 2, a value is not finite, a row is zero, or all
@@ -55,36 +57,35 @@ class Neighbours(NamedTuple):
     """The neighbours of each row, and how near all rows are.
 
     Attributes:
-        indices: The indices of the k nearest neighbours of each row.
+        nearest: The k nearest neighbours of each row.
         is_neighbour: Whether row j is among the neighbours of row i, at [i, j].
         cosine: The cosine of rows i and j, at [i, j].
     """
 
-    indices: Int[Tensor, "n k"]
+    nearest: NearestRows
     is_neighbour: Bool[Tensor, "n n"]
     cosine: Float[Tensor, "n n"]
 
 
 @dataclass(frozen=True)
-class Jaccard(OfNeighbours[Tensor]):
+class Jaccard(OfNeighbours[NearestRows]):
     """Jaccard index of the sets of neighbours, see `jaccard`."""
 
     formula = "common neighbours over neighbours in either"
     source = "Klabunde et al. 2024"
 
-    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Int[Tensor, "n k"]:
-        """Return the indices of the k nearest neighbours of each row, the nearest first."""
-        return neighbour_indices_of(layer, name, self.neighbours)
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> NearestRows:
+        """Return the k nearest neighbours of each row."""
+        return nearest_neighbours_of(layer, name, self.neighbours)
 
-    def compare(self, first: Int[Tensor, "n k"], second: Int[Tensor, "n k"]) -> Float[Tensor, ""]:
+    def compare(self, first: NearestRows, second: NearestRows) -> Float[Tensor, ""]:
         """Return the mean over rows of |common neighbours| / |neighbours in either layer|."""
-        shared = _is_neighbour(first).gather(1, second).sum(1).double()
-        k = first.shape[1]
+        is_shared = _is_neighbour(first.indices).gather(1, second.indices)
+        shared = is_shared.sum(1).double()
+        k = first.indices.shape[1]
         return (shared / (2 * k - shared)).mean()
 
-    def reordered(
-        self, prepared: Int[Tensor, "n k"], order: Int[Tensor, " n"]
-    ) -> Int[Tensor, "n k"]:
+    def reordered(self, prepared: NearestRows, order: Int[Tensor, " n"]) -> NearestRows:
         """Return the neighbours after the rows took another order."""
         return neighbours_of_reordered_rows(prepared, order)
 
@@ -104,8 +105,8 @@ class SecondOrderCosine(OfNeighbours[Neighbours]):
         single_group = RowGroups.whole(len(layer), layer.device)
         unit_rows = directions(layer, single_group, name)  # rows of norm 1
         cosines = unit_rows.new_empty(1, len(unit_rows), len(unit_rows))  # `nearest_rows` fills it
-        neighbour_indices = nearest_rows(unit_rows[None], self.neighbours, cosines)[0]
-        return Neighbours(neighbour_indices, _is_neighbour(neighbour_indices), cosines[0])
+        nearest = nearest_rows(unit_rows[None], self.neighbours, cosines)
+        return Neighbours(nearest, _is_neighbour(nearest.indices), cosines[0])
 
     def compare(self, first: Neighbours, second: Neighbours) -> Float[Tensor, ""]:
         """Return the mean over rows of the cosine of two vectors, s and t.
@@ -113,20 +114,22 @@ class SecondOrderCosine(OfNeighbours[Neighbours]):
         For each row, take the rows that are its neighbours in the first or in the second layer. s
         holds its cosine similarities with them in the first layer, t those in the second layer.
         """
-        neighbours_in_either = torch.cat([first.indices, second.indices], 1)  # (n, 2 k)
+        indices = [first.nearest.indices, second.nearest.indices]
+        neighbours_in_either = torch.cat(indices, 1)  # (n, 2 k)
         # A neighbour in both layers is listed twice, and counts the first time only.
         is_counted = torch.ones_like(neighbours_in_either, dtype=torch.bool)
-        k = first.indices.shape[1]
-        is_counted[:, k:] = ~first.is_neighbour.gather(1, second.indices)
+        k = indices[0].shape[1]
+        is_counted[:, k:] = ~first.is_neighbour.gather(1, indices[1])
         in_first = first.cosine.gather(1, neighbours_in_either).double() * is_counted
         in_second = second.cosine.gather(1, neighbours_in_either).double() * is_counted
         return torch.nn.functional.cosine_similarity(in_first, in_second, dim=1).mean()
 
     def reordered(self, prepared: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
         """Return the neighbours and cosines after the rows took another order."""
+        nearest = neighbours_of_reordered_rows(prepared.nearest, order)
         return Neighbours(
-            indices=neighbours_of_reordered_rows(prepared.indices, order),
-            is_neighbour=reordered_matrix(prepared.is_neighbour, order),
+            nearest=nearest,
+            is_neighbour=_is_neighbour(nearest.indices),
             cosine=reordered_matrix(prepared.cosine, order),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -52,9 +52,11 @@ def mutual_knn(
 
     m = 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / k, with S(i) the k rows of greatest cosine similarity with row
     i, without i itself (Huh et al. 2024, "The Platonic Representation Hypothesis", appendix A). It
-    is in [0, 1]; features that have nothing in common give k / (n - 1) on average. It has no
-    gradient. Cosines have the precision of the states, at least float32. If all rows point nearly
-    the same way, it is float64.
+    is in [0, 1]. Features that have nothing in common give k / (n - 1) on average, unless both
+    have many rows that are equally near, such as copies: both sides choose among these by the same
+    order (`tie_order`), so that chance gives more, which `thinkalike.compare(..., null=True)`
+    estimates. The value has no gradient. Cosines have the precision of the states, at least
+    float32. If all rows point nearly the same way, it is float64.
 
     Args:
         X, Y: Row i of both belongs to stimulus i; widths and dtypes may differ.
@@ -140,9 +142,39 @@ def directions(
     return unit_rows
 
 
+class Ties(NamedTuple):
+    """The rows among whose nearest ones `tie_order` chooses: the k-th is as near as the next.
+
+    Attributes:
+        rows: The t rows with such a choice.
+        candidates: For each of them the rows of its group that are at least as near as its k-th
+            neighbour, as indices within the group: first those that are nearer, the nearest first,
+            and then the equally near ones. What follows in shorter lists means nothing.
+        nearer: How many candidates are nearer than the k-th neighbour.
+        at_least_as_near: How many candidates there are.
+    """
+
+    rows: Int[Tensor, " t"]
+    candidates: Int[Tensor, "t c"]
+    nearer: Int[Tensor, " t"]
+    at_least_as_near: Int[Tensor, " t"]
+
+
+class NearestRows(NamedTuple):
+    """The k nearest rows of each row of a layer.
+
+    Attributes:
+        indices: They, as indices within the group of the row, the nearest first.
+        ties: The rows for which an order of equally near ones decided; None: there are none.
+    """
+
+    indices: Int[Tensor, "kept k"]
+    ties: Ties | None
+
+
 def nearest_rows(
     unit_rows: Float[Tensor, "g s d"], k: int, cosines: Float[Tensor, "g s s"] | None = None
-) -> Int[Tensor, "g s k"]:
+) -> NearestRows:
     """Return the k rows of the same group that are nearest to each row, without the row itself.
 
     If several rows are as near as the k-th, a fixed order decides between them (`tie_order`), the
@@ -157,7 +189,7 @@ def nearest_rows(
         cosines: If given, the cosines of all rows of a group are written into it.
 
     Returns:
-        The numbers of the neighbours within their group, the nearest first.
+        The neighbours of the g s rows, group by group.
 
     Raises:
         ValueError: On a CPU, a group has more than `MOST_ROWS` rows: all pairs of them would take
@@ -175,6 +207,7 @@ def nearest_rows(
         group_count, size, k, dtype=torch.long, device=unit_rows.device
     )
 
+    ties = []
     order = tie_order(size).to(unit_rows.device)
     for first_group in range(0, group_count, groups_at_once):
         block = unit_rows[first_group : first_group + groups_at_once]
@@ -196,9 +229,39 @@ def nearest_rows(
             if len(tied_rows):
                 sorted_rows = reordered[tied_rows].sort(dim=1, descending=True, stable=True)
                 nearest_in_order[tied_rows] = sorted_rows.indices[:, :k]
+                kth = sorted_rows.values[:, k - 1 : k]
+                at_least_as_near = (sorted_rows.values >= kth).sum(1)
+                candidates = sorted_rows.indices[:, : int(at_least_as_near.max())]
+                row_numbers = torch.arange(group_count * size, device=order.device)
+                row_numbers = row_numbers.view(group_count, size)[groups, rows].flatten()
+                ties.append(
+                    Ties(
+                        rows=row_numbers[tied_rows],
+                        candidates=order[candidates].int(),
+                        nearer=(sorted_rows.values > kth).sum(1),
+                        at_least_as_near=at_least_as_near,
+                    )
+                )
             numbers = order[nearest_in_order].unflatten(0, similarity.shape[:2])
             neighbour_numbers[groups, rows] = numbers
-    return neighbour_numbers
+    return NearestRows(neighbour_numbers.flatten(0, 1), _joined(ties))
+
+
+def _joined(ties: Sequence[Ties]) -> Ties | None:
+    """Return the ties of several blocks of rows together; None if there are no ties."""
+    if not ties:
+        return None
+    longest = max(block.candidates.shape[1] for block in ties)
+    candidates = []
+    for block in ties:
+        missing = longest - block.candidates.shape[1]
+        candidates.append(torch.nn.functional.pad(block.candidates, (0, missing)))
+    return Ties(
+        rows=torch.cat([block.rows for block in ties]),
+        candidates=torch.cat(candidates),
+        nearer=torch.cat([block.nearer for block in ties]),
+        at_least_as_near=torch.cat([block.at_least_as_near for block in ties]),
+    )
 
 
 def tie_order(size: int) -> Int[Tensor, " s"]:
@@ -212,38 +275,79 @@ def tie_order(size: int) -> Int[Tensor, " s"]:
 
 
 def neighbours_of_reordered_rows(
-    neighbour_indices: Int[Tensor, "n k"],
-    order: Int[Tensor, " n"],
-    groups: RowGroups | None = None,
-) -> Int[Tensor, "n k"]:
+    nearest: NearestRows, order: Int[Tensor, " n"], groups: RowGroups | None = None
+) -> NearestRows:
     """Return the neighbours of each row after the rows took another order.
 
+    They are those that `nearest_neighbours_of` finds in the reordered layer: among equally near
+    rows, those are neighbours whose new indices come first in `tie_order`. So a permuted layer
+    chooses as an unpermuted one does. With the choice of the former order, two layers with ties
+    would have more in common than their permutations, although they are independent.
+
     Args:
-        neighbour_indices: The k neighbours of each row, as indices within its group.
+        nearest: The neighbours of each row in the former order.
         order: The former index of each row of the new order; rows stay within their group.
         groups: The groups of rows; None: all rows are one group.
 
     Returns:
         For each row of the new order its neighbours, as new indices within its group.
     """
+    if groups is None:
+        groups = RowGroups.whole(len(order), order.device)
     rows = torch.arange(len(order), device=order.device)
     new_index = torch.empty_like(order)
     new_index[order] = rows
-    if groups is None:
-        return new_index[neighbour_indices[order]]
     first_rows = []
     for rows_of_groups in groups.split_by_size(rows):  # (g, s)
         first_rows.append(rows_of_groups[:, :1].expand_as(rows_of_groups).flatten())
     first_row_of_group = torch.cat(first_rows)[:, None]  # for each row
-    neighbour_rows = (neighbour_indices + first_row_of_group)[order]
-    return new_index[neighbour_rows] - first_row_of_group
+    neighbour_rows = (nearest.indices + first_row_of_group)[order]
+    indices = new_index[neighbour_rows] - first_row_of_group
+    if nearest.ties is None:
+        return NearestRows(indices, None)
+
+    # A row and its candidates are in one group, whose first row stays the same.
+    first_row = first_row_of_group[nearest.ties.rows]
+    candidates = new_index[nearest.ties.candidates + first_row] - first_row
+    ties = nearest.ties._replace(rows=new_index[nearest.ties.rows], candidates=candidates.int())
+    indices[ties.rows] = _first_candidates(ties, indices.shape[1], groups)
+    return NearestRows(indices, ties)
+
+
+def _first_candidates(ties: Ties, k: int, groups: RowGroups) -> Int[Tensor, "t k"]:
+    """Return the k neighbours of rows with ties: all nearer rows, then the first of the others.
+
+    Args:
+        ties: The rows and their candidates.
+        k: How many neighbours each row has.
+        groups: The groups of rows.
+    """
+    ranks_of_groups = []  # the place in `tie_order` of each row of a group
+    first_rank_of_row = []  # where the ranks of the row's group start
+    start = 0
+    for group_count, size in groups.counts_and_sizes:
+        ranks_of_groups.append(tie_order(size).argsort())
+        first_rank_of_row.append(torch.full((group_count * size,), start))
+        start += size
+    device = ties.rows.device
+    ranks = torch.cat(ranks_of_groups).to(device)
+    first_rank = torch.cat(first_rank_of_row).to(device)[ties.rows][:, None]
+    rank = ranks[first_rank + ties.candidates]  # (t, c)
+
+    place = torch.arange(rank.shape[1], device=device)
+    is_nearer = place < ties.nearer[:, None]
+    is_candidate = place < ties.at_least_as_near[:, None]
+    most = max(size for _, size in groups.counts_and_sizes)  # above all places and ranks
+    rank = rank.where(~is_nearer, place - most).where(is_candidate, most)
+    first = rank.topk(k, dim=1, largest=False, sorted=True).indices
+    return ties.candidates.gather(1, first).long()
 
 
 @torch.no_grad()
-def neighbour_indices_of(
+def nearest_neighbours_of(
     features: Float[Tensor, "n d"], name: str, k: int, groups: RowGroups | None = None
-) -> Int[Tensor, "kept k"]:
-    """Return the k nearest neighbours of each row, as indices within its group, nearest first.
+) -> NearestRows:
+    """Return the k nearest neighbours of each row.
 
     They are the other rows of the group of greatest cosine similarity with the row. The result has
     the rows that are in a group, group by group, as in `groups.order`; other rows are left out.
@@ -257,10 +361,16 @@ def neighbour_indices_of(
     if groups is None:
         groups = RowGroups.whole(len(features), features.device)
     unit_rows = directions(features, groups, name)  # rows of norm 1, group by group
-    nearest = []
+    indices = []
+    ties = []
+    first_row = 0
     for units_of_groups in groups.split_by_size(unit_rows):  # (g, s, d)
-        nearest.append(nearest_rows(units_of_groups, k).flatten(0, 1))
-    return torch.cat(nearest)
+        nearest = nearest_rows(units_of_groups, k)
+        indices.append(nearest.indices)
+        if nearest.ties is not None:
+            ties.append(nearest.ties._replace(rows=nearest.ties.rows + first_row))
+        first_row += len(nearest.indices)
+    return NearestRows(torch.cat(indices), _joined(ties))
 
 
 @dataclass(frozen=True)
@@ -275,7 +385,7 @@ class OfNeighbours(LayerMeasure[Prepared]):
     neighbours: int = parameter(NEIGHBOURS, least=1, most=MOST_NEIGHBOURS)
 
     invariances = SAME_SHAPE - {"translation"}
-    version = 14
+    version = 15
     smallest: ClassVar[Mapping[str, int | float | str]] = {"measure.neighbours": 3}
     in_atlas = True
     in_benchmarks = True
@@ -292,7 +402,7 @@ class OfNeighbours(LayerMeasure[Prepared]):
 
 
 @dataclass(frozen=True, eq=False)
-class MutualKNN(OfNeighbours[Tensor]):
+class MutualKNN(OfNeighbours[NearestRows]):
     """Mutual nearest neighbours, see `mutual_knn`.
 
     Attributes:
@@ -323,13 +433,11 @@ class MutualKNN(OfNeighbours[Tensor]):
                 f"{smallest_size}: choose a smaller k"
             )
 
-    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Int[Tensor, "kept k"]:
+    def prepare(self, layer: Float[Tensor, "n d"], name: str) -> NearestRows:
         """Return the k nearest neighbours of each row, as indices within its group."""
-        return neighbour_indices_of(layer, name, self.neighbours, self.groups)
+        return nearest_neighbours_of(layer, name, self.neighbours, self.groups)
 
-    def compare(
-        self, first: Int[Tensor, "kept k"], second: Int[Tensor, "kept k"]
-    ) -> Float[Tensor, ""]:
+    def compare(self, first: NearestRows, second: NearestRows) -> Float[Tensor, ""]:
         """Return the share of neighbours that two layers have in common, in [0, 1].
 
         Args:
@@ -342,14 +450,12 @@ class MutualKNN(OfNeighbours[Tensor]):
         shares = MutualKNN.compare_all(self, [first, second], model_pairs)
         return shares[0, 1][0, 0]  # for models 0 and 1, of the only layer of each
 
-    def reordered(
-        self, prepared: Int[Tensor, "kept k"], order: Int[Tensor, " n"]
-    ) -> Int[Tensor, "kept k"]:
+    def reordered(self, prepared: NearestRows, order: Int[Tensor, " n"]) -> NearestRows:
         """Return the neighbours after the rows took another order within their groups."""
         return neighbours_of_reordered_rows(prepared, order, self.groups)
 
     def compare_all(
-        self, layers: Sequence[Int[Tensor, "kept k"]], model_pairs: ModelPairs
+        self, layers: Sequence[NearestRows], model_pairs: ModelPairs
     ) -> dict[Pair, Float[Tensor, "l m"]]:
         """Return the share of neighbours that every two layers of compared models have in common.
 
@@ -357,11 +463,10 @@ class MutualKNN(OfNeighbours[Tensor]):
         of two layers counts the neighbours that they share.
 
         Args:
-            layers: For each of the distinct layers, the neighbours of each row, as indices within
-                its group.
+            layers: For each of the distinct layers, the neighbours of each row.
             model_pairs: Which of these layers each model has, and which models are compared.
         """
-        neighbours_of_layers = torch.stack([*layers])  # (layers, n, k)
+        neighbours_of_layers = torch.stack([layer.indices for layer in layers])  # (layers, n, k)
         layer_count, row_count, _ = neighbours_of_layers.shape
         # How many groups have which size; groups of one size follow one another.
         counts_and_sizes: Sequence[tuple[int, int]] = [(1, row_count)]
@@ -393,7 +498,7 @@ class MutualKNN(OfNeighbours[Tensor]):
         """Return the measure that compares rows only with rows of the same group."""
         return MutualKNN(self.neighbours, groups)
 
-    def similarities(self, prepared: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:
+    def similarities(self, prepared: NearestRows) -> list[Float[Tensor, "_ _ _"]]:
         """Return, for each group of rows, how much its rows are neighbours of each other.
 
         Args:
@@ -405,7 +510,7 @@ class MutualKNN(OfNeighbours[Tensor]):
         """
         assert self.groups is not None  # a measure without groups is not asked
         adjacency = []
-        for indices_of_groups in self.groups.split_by_size(prepared):  # (g, s, k)
+        for indices_of_groups in self.groups.split_by_size(prepared.indices):  # (g, s, k)
             group_count, size, _ = indices_of_groups.shape
             half_if_neighbour = torch.zeros(
                 group_count, size, size, device=indices_of_groups.device

@@ -18,6 +18,7 @@ from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.models.bounds import check_adapter
 from thinkalike.models.checkpoints import give_base
 from thinkalike.models.copies import copied, has_added_code
+from thinkalike.models.formats import WEIGHTS_OF_ADAPTERS, check_no_pointer
 from thinkalike.models.module_facts import (
     TOLERANCE,
     embedding_of,
@@ -78,6 +79,7 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
         ModelError: The adapter does not fit the module, or cannot be merged.
     """
     check_extra("peft", ["peft"], f"{folder} is an adapter")
+    _check_has_weights(folder)
     from peft import get_peft_model_state_dict
 
     with warnings.catch_warnings():
@@ -125,6 +127,20 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
                 f"({listed(sorted(differing))}); {give_base()}"
             )
     return Adapted(peft_model, rows, outputs)
+
+
+def _check_has_weights(folder: Path) -> None:
+    """Raise a ModelError if the weights of an adapter's folder are missing, or Git LFS pointers.
+
+    Without such a file PEFT would take the folder for a repository of the hub.
+    """
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    check_no_pointer(files)
+    if not {path.name for path in files} & {*WEIGHTS_OF_ADAPTERS}:
+        raise ModelError(
+            f"{folder} has an adapter_config.json, but no weights of an adapter "
+            f"({' or '.join(WEIGHTS_OF_ADAPTERS)}): copy them into it"
+        )
 
 
 def _stored_weights(folder: Path) -> dict[str, Tensor]:

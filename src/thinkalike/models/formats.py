@@ -24,7 +24,8 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 # ... with those of peft after them.
-IN_TURN = [*WEIGHT_FILES, "adapter_model.safetensors", "adapter_model.bin"]
+WEIGHTS_OF_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+IN_TURN = [*WEIGHT_FILES, *WEIGHTS_OF_ADAPTERS]
 
 # The suffixes of files of weights.
 SUFFIXES_OF_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")

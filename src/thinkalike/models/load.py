@@ -268,6 +268,16 @@ def load_tokenizer(name: str, beside: Path) -> PreTrainedTokenizerBase:
     folder = beside / name
     is_model = (folder / "config.json").is_file()
     has_tokenizer = any((folder / file).is_file() for file in TOKENIZER_FILES)
+    # Such a path always leads on from `beside`: the current folder may hold another tokenizer.
+    is_relative_path = name.split("/")[0] in (".", "..")
+    if is_relative_path and not (is_model or has_tokenizer):
+        raise ModelError(
+            f"{folder.resolve()} has no files of a tokenizer, such as tokenizer.json, and "
+            f"tokenizer={name} of {beside} stands for that folder: copy them, or name the "
+            "tokenizer"
+        )
+    if is_relative_path and is_model:
+        name = str(folder.resolve())
     if has_tokenizer and not is_model:
         from thinkalike.models.tokenizer_reading import read_tokenizer
 

@@ -89,6 +89,7 @@ def check_features(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool) ->
     if is_folded and measure.together == "sentence":
         _check_sentences(measure, stimuli)
 
+    stimuli.check_features_vary(measure.missing)
     kinds_compared_by_size: tuple[str, ...] = ("continuous",)
     if measure.difference == "scaled":
         kinds_compared_by_size = ("ordinal", *NUMBER_KINDS)

@@ -12,9 +12,10 @@ from pathlib import Path
 from thinkalike.advice import named_setting
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, listed, natural_order
+from thinkalike.files import is_there
 from thinkalike.hub import cached, patiently, refused
 from thinkalike.instruments.trajectory.settings import TrajectoryConfig
-from thinkalike.models.checkpoints import named_folder, revisions_in
+from thinkalike.models.checkpoints import folder_of, named_folder, revisions_in
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.loading_errors import explaining_loading_errors
 
@@ -67,7 +68,10 @@ def checkpoints_of(model: ModelConfig, measure: TrajectoryConfig) -> Checkpoints
 
     Raises:
         ConfigError: There is no checkpoint of a step, or there are fewer than two checkpoints.
+        ModelError: The folder of the run is not there.
     """
+    if model.path and not is_there(model.path):
+        folder_of(model)  # raises the error of a folder that is not there
     model = _model_in_folder_of_run(model)
     revisions = revision_by_step(model, measure.checkpoints)
     steps = list(revisions)
