@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
-from conftest import ROOT, kill_and_resume, with_slow
+from conftest import ROOT, composed, kill_and_resume, with_slow
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.equal_depth import rows_between_models
+from thinkalike.job.lookup import instrument_of
 from thinkalike.measures import (
     CKA,
     DistanceCorrelation,
@@ -356,4 +357,4 @@ def test_a_label_has_the_hook_point_of_both_models(sites, label, monkeypatch):
     config = {side: {"site": site} for side, site in zip(("model", "target"), sites, strict=True)}
     for name, value in {"config": config, "tables": {}, "details": pd.DataFrame()}.items():
         monkeypatch.setattr(Result, name, value)
-    assert instrument("cka").label(Result(Path("made"))) == label
+    assert instrument_of(composed("measure=cka", entry="analyze")).label(Result(Path("made"))) == label
