@@ -131,7 +131,9 @@ def _jobs_with_largest(experiment: ExperimentRun) -> list[InnerJob]:
 
 
 def _cka_jobs(experiment: ExperimentRun, pairs: Sequence[Names]) -> list[InnerJob]:
-    """Return one job for the CKA of each pair; its label is "source, target".
+    """Return one inner job for the CKA of each pair of models; its label is "source, target".
+
+    An inner job is one whose result the experiment rests on.
 
     Args:
         experiment: The experiment with its models.

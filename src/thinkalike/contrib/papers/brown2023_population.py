@@ -493,23 +493,29 @@ def _mean_between_groups(
 
 
 def claim_that_late_layers_differ(population: PopulationResult) -> Claim:
-    """Judge the claim that CKA tells groups apart in late layers, but not in early ones.
+    """Judge the claim that CKA tells groups of classifiers apart in late layers alone.
 
-    The gap is the mean CKA within groups minus that between groups. It must be above 0 in the
-    last quarter of the layers (at least one), and nearly 0 in the first half.
+    The gap is the mean CKA of two classifiers of one group, minus that of two groups. It must be
+    above 0 in the last quarter of the layers (at least one), and nearly 0 in the first half. Its
+    intervals hold for all these layers together (Bonferroni).
+
+    Args:
+        population: The result of comparing the classifiers, with `cka` of shape (models, models,
+            layers).
     """
     n_layers = population.cka.shape[-1]
     n_late_layers = max(n_layers // 4, 1)
     early_layers = list(range(n_layers // 2))
     late_layers = list(range(n_layers - n_late_layers, n_layers))
-    count = len(early_layers) + len(late_layers)
-    gap = population.means_by_group(population.cka, level=bonferroni_level(count)).difference
+    n_judged = len(early_layers) + len(late_layers)
+    gap = population.means_by_group(population.cka, level=bonferroni_level(n_judged)).difference
     by_layer = _listed_depths(gap, range(n_layers), FIRST_LAYER)
+    # In words: the first layer at which groups differ, and the first at which they clearly do.
     onsets = _depths_of_first_difference(population.cka, population, "layer", FIRST_LAYER)
     return judged_claim(
         "CKA tells the groups apart in late layers, and not in early ones",
         [(ABOVE_ZERO, gap[late_layers]), (Bound("within", SMALL_CKA_GAP), gap[early_layers])],
-        finding=f"within minus between {by_layer}{bonferroni_note(count)}; {onsets}",
+        finding=f"within minus between {by_layer}{bonferroni_note(n_judged)}; {onsets}",
         units=population.units,
     )
 

@@ -119,8 +119,9 @@ class LayerOfModel(NamedTuple):
 def _jobs_with_distances(experiment: ExperimentRun) -> list[InnerJob]:
     """Return the jobs of figure 2 of Salle et al. 2024: feature profiles of models, and RSA.
 
-    There is one job for each model, with the feature profiles of its layers, and one for each pair
-    of models, with the RSA of their layers, which compares distances between words. RSA has the
+    There is one job for each model, with the feature profiles of its layers: how important each
+    feature of words is for the distances between their states. And there is one for each pair of
+    models, with the RSA of their layers: how well the distances between words agree. RSA has the
     same settings as the profiles, and like them keeps massive activations (huge states of a few
     words).
     """

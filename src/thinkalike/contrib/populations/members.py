@@ -134,7 +134,8 @@ def _published_model(name: str, number_or_folder: int | str) -> ModelConfig:
     """Return the configuration of a published classifier.
 
     Args:
-        name: The name of a series of numbered classifiers; "local": the classifier is in a folder.
+        name: The name of a known model that stands for a series of numbered classifiers; "local":
+            the classifier is in a folder.
         number_or_folder: The number of the classifier in the series, or its folder.
 
     Raises:

@@ -298,8 +298,8 @@ def _means_by_quantity(result: Result) -> dict[str, Grouped]:
 def with_run_settings(member: ModelConfig, config: PopulationJob) -> ModelConfig:
     """Return the configuration of a classifier, with the dtype, device and context of `model`.
 
-    The user sets `model.dtype` and so on for all classifiers of the population. If a model is
-    named as well, these settings are meant for that model, and the classifier is unchanged.
+    The user sets `model.dtype` and so on for all classifiers of the population. If the user also
+    names a model, these settings belong to it, and the classifier is returned unchanged.
 
     Args:
         member: The configuration of one classifier of the population.

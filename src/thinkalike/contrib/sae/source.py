@@ -72,15 +72,15 @@ def source_result(config: SAEJob) -> Result:
     """
     jobs = source_jobs(config)
     if jobs:
-        (job,) = jobs
+        (job,) = jobs  # at most one: the training of the source's autoencoders
         if not is_stored(instrument_of(job), job):
-            # If the source could not be used, an error is raised before the training.
+            # Raises an error before the training, and not after it, if the source is of no use.
             check_same_tokenizer(*load_models(job.model, config.model))
         return run_job(job, shown=False)
 
     name = str(config.sae.source)
     result = _open_sae_result(name)
-    # None: every value is accepted.
+    # What the result must have been trained with; None: every value is accepted.
     expected_settings = {
         "layer": config.sae.source_layer,
         "width": config.sae.width,

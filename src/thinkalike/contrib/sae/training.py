@@ -171,12 +171,14 @@ class SAETraining(SteppedModule):
     def _dead_candidates(self, indices: list[int]) -> DeadCandidates | None:
         """Return the latents that were inactive for longest, and which of them count as dead.
 
-        A latent is dead if it was not active for more than `config.dead_after` states. There are
-        `config.revived` candidates for each autoencoder. None is returned if `config.dead_after`
-        is 0: dead latents then get no gradient.
+        A latent is dead if it was inactive for more than the last `config.dead_after` states. For
+        each autoencoder, the `config.revived` latents that were inactive for longest are the
+        candidates: the loss gives a gradient to those of them that are dead. If
+        `config.dead_after` is 0, dead latents get no gradient, and None is returned.
 
         Args:
-            indices: The indices of the autoencoders of one stack.
+            indices: Which of all autoencoders are asked for: those of one stack (autoencoders that
+                are trained as one module, with stacked weights).
         """
         if not self.config.dead_after:
             return None
