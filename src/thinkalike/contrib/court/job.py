@@ -166,7 +166,11 @@ def _corpus(config: AnalyzeConfig, target: FrozenModel) -> Corpus:
 
 
 def _silence_trainings(work: Work) -> None:
-    """Log only warnings of trainings until the job ends, as many sources are trained."""
+    """Log nothing of trainings but warnings until the job ends.
+
+    A job trains many sources (functions that are compared with its target model), and their logs
+    would hide its own progress.
+    """
     training_log = logging.getLogger("thinkalike.training")
     # `opened` is an exit stack, which calls this at the end of the job.
     work.opened.callback(training_log.setLevel, training_log.level)

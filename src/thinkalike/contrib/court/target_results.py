@@ -153,10 +153,14 @@ class TargetResults:
 
     @torch.no_grad()
     def predictors(self, is_compared: Bool[Tensor, " n"]) -> TargetPredictors:
-        """Return what R² needs of the target at the inner tokens that are compared.
+        """Return what R² between a source and the target needs of the target.
 
-        Tokens with massive activations (very long states) of the source or the target are not
-        compared. For most sources these are the same tokens, so the result is cached by them.
+        R² compares tokens with massive activations (very long states) in neither model. For most
+        sources these are the same tokens, so there is a cache with a result for each choice.
+
+        Args:
+            is_compared: Which of the n inner tokens are compared: those that are neither the first
+                nor the last of their row.
         """
         key = is_compared.numpy().tobytes()
         if key not in self._predictors_by_tokens:
@@ -167,19 +171,25 @@ class TargetResults:
         """Prepare linear predictors from and to the target's states, and measure a control.
 
         Residual states are states without what the token, its position and linear mixing of the
-        earlier tokens predict. The control is the greatest residual R² between the target and a
-        network that has the target's embedding and only mixes it over earlier tokens.
+        earlier tokens predict. The control is the greatest residual R² (R² of residual states)
+        between the target and one of several networks that have the target's embedding, and only
+        mix it over earlier tokens.
+
+        Args:
+            is_compared: Which of the n inner tokens are compared: those that are neither the first
+                nor the last of their row.
         """
         rows = self.materials.evaluation_rows.long()
         positions = torch.arange(rows.shape[1]).expand_as(rows)
         # The jackknife leaves out parts of the documents; these numbers also say each one's part.
         documents = numbered_by_part(at_inner_tokens(self.materials.evaluation_documents))
-        bags = [self._mixing_states[name] for name in BAGS]  # these are linear in the embeddings
+        # A bag is a weighted mean of embeddings of the tokens read so far, and so linear in them.
+        bags = [self._mixing_states[name] for name in BAGS]
         residual_states = ResidualStates(
             at_inner_tokens(rows), documents, [at_inner_tokens(positions)], bags, is_compared
         )
         residual = residual_states.predictor(self.evaluation_states)
-        plain = residual_states.plain_predictor(self.evaluation_states)
+        plain = residual_states.plain_predictor(self.evaluation_states)  # of states as they are
 
         r2_of_networks = []
         for states in self._mixing_states.values():

@@ -115,6 +115,7 @@ def profile_similarity(
         target: The target's states of these tokens.
         seed: The seed of the MLEM and of the permutations.
     """
+    # `KINDS` says which features are numeric. "scaled": these differ by |a - b| / range.
     model = MLEM(kinds=KINDS, difference="scaled", seed=seed)
     with warnings.catch_warnings():
         # MLEM warns of features that are much the same, which would be repeated for every source.

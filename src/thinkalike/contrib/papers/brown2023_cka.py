@@ -393,16 +393,16 @@ def _conclude_figure9(experiment: ExperimentRun) -> Conclusion:
     """
     odd = experiment.names[2]
     pairs = list(itertools.combinations(experiment.names, 2))
-    pairs_with = [pair for pair in pairs if odd in pair]
-    pairs_without = [pair for pair in pairs if odd not in pair]
+    pairs_with_odd = [pair for pair in pairs if odd in pair]
+    pairs_without_odd = [pair for pair in pairs if odd not in pair]
     claim = f"{odd} is less like the others than they are alike in the middle layers"
     claims = [
-        _claim_that_model_is_odd(claim, experiment, pairs_without, pairs_with),
+        _claim_that_model_is_odd(claim, experiment, pairs_without_odd, pairs_with_odd),
         _claim_that_early_layers_are_alike(experiment, pairs),
     ]
-    return _conclusion(
-        experiment, claims, list(itertools.combinations_with_replacement(experiment.names, 2))
-    )
+    # The figure also shows each model with itself.
+    drawn_pairs = list(itertools.combinations_with_replacement(experiment.names, 2))
+    return _conclusion(experiment, claims, drawn_pairs)
 
 
 def _conclude_figure10(experiment: ExperimentRun) -> Conclusion:

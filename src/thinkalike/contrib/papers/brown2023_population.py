@@ -295,14 +295,16 @@ def _group_directions(population: PopulationResult) -> list[tuple[int, int]]:
 
 
 def _claim_about_early_stitches(population: PopulationResult, where: str) -> StitchClaim:
-    """Return the claim about stitches of which at most half of the blocks are the source's.
+    """Return the claim, not judged yet, that stitches at early cuts cost little accuracy.
 
-    It contains the values of stitches at all cuts; `stitching_claims` judges it at early cuts. A
-    penalty is the accuracy that a target loses if its first blocks are replaced by the source's.
+    A stitch has the first blocks of one classifier, the source, in front of the last blocks of
+    another, the target; its penalty is the accuracy that the target loses by that. The claim
+    contains the penalties at all cuts. The caller, `stitching_claims`, judges it at early cuts
+    alone, where at most half of the blocks are the source's.
 
     Args:
-        population: The result of a population.
-        where: The end of the claim: on which pairs of texts.
+        population: The result of comparing the classifiers of a population.
+        where: The last words of the claim, which say on which pairs of texts it is judged.
     """
     return StitchClaim(
         f"stitches at early cuts cost almost nothing {where}",

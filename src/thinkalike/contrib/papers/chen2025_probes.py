@@ -182,14 +182,18 @@ def _claims_about_word_features(probed: ProbedLayers) -> Iterator[Claim]:
     The first is that a native probe (fitted on the target) cannot know the feature of words on
     which it was not fitted: its accuracy on such words is near chance. The second is that a
     carried probe (fitted on the source, and applied to the target through a map) keeps less than
-    half of the native accuracy above chance.
+    half of the native accuracy above chance, on held-out sentences.
+
+    Args:
+        probed: The accuracies of probes at one layer pair.
     """
     for feature in LEXICAL:
         claim = (
             f"{probed.label}: {feature} is a matter of single words, unknown to a native probe of "
             "others"
         )
-        native = probed.accuracy(feature, probing.NATIVE, "word")
+        # None: no probe of this feature was tested on held-out words.
+        native = probed.accuracy(feature, probing.NATIVE, split="word")
         if native is None:
             yield untestable_claim(claim, f"{feature} is not judged on held-out words")
         else:

@@ -23,15 +23,13 @@ def source_model(config: SAEJob) -> ModelConfig:
     The source model runs on the device of the job's model.
     """
     name = str(config.sae.source)
-    if name in options("model"):
+    if name in options("model"):  # the names of all models that have a configuration
         settings = {"dtype": config.model.dtype, "device": config.model.device}
         return model_named(name, settings)
     stored_settings = _open_sae_result(name).config["model"]
     # A result may have settings of a subclass of `ModelConfig`, which are left out.
-    known_names = {field.name for field in fields(ModelConfig)}
-    known_settings = {
-        name: value for name, value in stored_settings.items() if name in known_names
-    }
+    known_keys = {field.name for field in fields(ModelConfig)}
+    known_settings = {key: value for key, value in stored_settings.items() if key in known_keys}
     return replace(ModelConfig(**known_settings), device=config.model.device)
 
 
