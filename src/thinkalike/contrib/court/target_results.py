@@ -233,14 +233,16 @@ class TargetResults:
         """Stitch a source into the target, and measure how the target's outputs and states change.
 
         The target's later blocks read the mapped states of the source instead of its own. All
-        results are means over the tokens that have a next token.
+        results are means over the tokens that have a next token: the penalty (by how much the loss
+        rises) and the KL divergence, both in nats, and for each layer from the stitch on the
+        distance between the stitched and the target's own state, as a share of the latter's norm.
 
         Args:
             source: A function from tokens to states, which is compared with the target.
             stitch: Maps the source's states to the target's.
         """
         target = self.materials.target
-        # Sums over the tokens of all batches.
+        # The following three are sums over the tokens of all batches.
         n_layers_from_stitch = target.n_layers - self.materials.layer
         penalty = torch.zeros((), dtype=torch.float64, device=target.device)
         kl = torch.zeros_like(penalty)
@@ -276,11 +278,18 @@ class TargetResults:
     ) -> list[Float[Tensor, "b t d"]]:
         """Return the stitched model's states at the stitch and after each later block.
 
-        The first token of each row keeps the target's own state, since stitches are fitted only on
-        tokens that have context.
+        The stitched model reads the source's states, mapped to the target, in place of the
+        target's own, and runs the target's later blocks. The first token of each row keeps the
+        target's own state, since stitches are fitted only on tokens that have context.
+
+        Args:
+            source: A function from tokens to states, which is compared with the target.
+            stitch: Maps the source's states to the target's.
+            rows: A batch of tokens.
+            target_run: What the target itself computes for these tokens.
         """
         target = self.materials.target
-        (source_states,) = source.residuals(rows, [0])
+        (source_states,) = source.residuals(rows, layers=[0])  # the only layer of a source
         mapped = stitch(source_states).to(target.device, target.dtype)
         own_first = target_run.states[0][:, :1]
         entering = torch.cat([own_first, mapped[:, 1:]], 1)

@@ -255,10 +255,10 @@ def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
 def _claim_about_refitted_probes(probed: ProbedLayers) -> Claim:
     """Judge the claim that mapped states still have the information that probes read.
 
-    The target's states are mapped to the source by ψ. For every feature, a probe that is fitted on
-    the mapped states must have at least `REFITTED_SHARE` of the accuracy above chance of a native
-    probe, which is fitted on the target's states. Features whose native probe is not above chance
-    are left out.
+    The target's states are mapped to the source by the affine map ψ. For every feature, a probe
+    that is fitted on the mapped states must have at least `REFITTED_SHARE` of the accuracy above
+    chance of a native probe, which is fitted on the target's states. Features whose native probe
+    is not above chance are left out.
     """
     level = bonferroni_level(len(probed.features))
     shares = {}

@@ -383,6 +383,10 @@ def _differences_on_folds(layers: Layers, pair: tuple[int, int]) -> Float[Tensor
 
     The sign is chosen for each feature so that the mean over folds is not negative. With absolute
     values on each fold, noise would add to the difference.
+
+    Args:
+        layers: The importance of the features in each layer.
+        pair: The indices of the two layers.
     """
     first, second = layers.by_fold[:, list(pair)].unbind(1)  # (k, f) each
     difference = second - first

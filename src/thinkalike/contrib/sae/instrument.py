@@ -88,7 +88,10 @@ class SparseAutoencoders(
         return source_jobs(config)
 
     def models_of(self, config: SAEJob) -> dict[str, ModelConfig]:
-        """Return the model, and the model of the source's autoencoders if there is a source."""
+        """Return the configurations of the models of a job: "model", and "source" if there is one.
+
+        The source is a model whose autoencoders are mapped to the job's model.
+        """
         models = {"model": config.model}
         if config.sae.source:
             models["source"] = source_model(config)

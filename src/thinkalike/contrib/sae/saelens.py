@@ -38,7 +38,7 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
 
 
 def save_sae(sae: SparseAutoencoder, folder: str | os.PathLike[str], **metadata: object) -> None:
-    """Write an autoencoder in the format of SAELens.
+    """Write an autoencoder (ReLU, or TopK) in the format of SAELens.
 
     Args:
         sae: A single autoencoder.

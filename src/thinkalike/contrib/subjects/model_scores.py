@@ -68,17 +68,18 @@ class ModelScores:
         return SubjectScores(self.ceiling.lower, self.lower)
 
     def best(self, models: Sequence[int]) -> tuple[SubjectScores, Int[Tensor, " s"]]:
-        """Return the scores of the best of some models, and its index for each subject.
+        """Return for each subject the score of the best of some models, and its index.
 
-        The best model for a subject is the one with the highest mean score in all other subjects:
-        the highest of many scores in the same subject would be biased upwards.
+        Subjects are recorded participants; a score says how well a model explains the recordings
+        of one. The best model for a subject is the one with the highest mean score in all other
+        subjects: the highest of many scores in the same subject would be biased upwards.
 
         Args:
             models: The indices of the models, such as those of the layers of one network.
         """
         indices = torch.tensor(list(models))
         values = self.values[indices]  # (models, subjects)
-        sums_over_others = values.sum(1, keepdim=True) - values
+        sums_over_others = values.sum(1, keepdim=True) - values  # over all other subjects
         best_indices = indices[sums_over_others.argmax(0).cpu()]  # one for each subject
         subjects = torch.arange(len(best_indices))
         scores = SubjectScores(
