@@ -155,8 +155,8 @@ class TargetResults:
     def predictors(self, is_compared: Bool[Tensor, " n"]) -> TargetPredictors:
         """Return what R² between a source and the target needs of the target.
 
-        R² compares tokens with massive activations (very long states) in neither model. For most
-        sources these are the same tokens, so there is a cache with a result for each choice.
+        Tokens with massive activations (very long states) in the source or in the target are not
+        compared. The compared tokens are the same for most sources, so results are cached by them.
 
         Args:
             is_compared: Which of the n inner tokens are compared: those that are neither the first

@@ -39,7 +39,7 @@ def features_of_inner_tokens(
     position, the classes of the two tokens before it, and whether it occurred before in the row.
 
     Args:
-        rows: Tokens, at least three in a row.
+        rows: Tokens, at least three in each row.
         text_of_token: The text of each token of the rows.
         counts: How often each token occurs in other text, by its id.
     """

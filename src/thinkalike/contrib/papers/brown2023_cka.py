@@ -51,11 +51,13 @@ LAST_BLOCK = 2
 def jackknifed(statistic: Statistic, results: Sequence[Result], level: float = 0.95) -> Estimate:
     """Return a statistic of some CKA matrices with its jackknife interval over documents.
 
-    Each result has its matrix for all documents, and again without each of several parts of the
-    documents. All results are about the same text, so that these parts are the same.
+    Each result has its matrix for all documents ("value"), and one for each of several parts of
+    the documents that is left out ("without"). All results are about the same text, so that these
+    parts are the same.
 
     Args:
-        statistic: Takes one matrix (l, m) for each result, or one batch of them (parts, l, m).
+        statistic: Takes one matrix (l, m) for each result, with the CKA of the l layers of one
+            model and the m layers of another, or one batch of them (parts, l, m) for each result.
         results: The results of CKA between some pairs of models.
         level: The probability with which the interval covers the statistic.
     """

@@ -223,8 +223,9 @@ class Experiment(
     def experiment_run(self, config: AnalyzeConfig) -> ExperimentRun:
         """Return the configuration together with the models of the experiment, without results.
 
-        The models are those of the command line if it names any, and otherwise the experiment's
-        own. If source and target are the same, they count as one model.
+        An experiment repeats a figure of a paper on some models. They are those of the command
+        line (`model=` and `model@target=`) if it names any, and otherwise the experiment's own. If
+        source and target are the same, they count as one model.
 
         Raises:
             ConfigError: The command line names a number of models that the experiment does not
