@@ -146,8 +146,8 @@ def _check_shapes(settings: Settings, weights: Mapping[str, Tensor]) -> None:
 def _active_latents(settings: Settings) -> int | None:
     """Return k, how many latents of a TopK autoencoder are active at once; None for a ReLU.
 
-    Settings of SAELens that this project cannot read are refused here, too. A setting that is
-    missing is accepted.
+    Settings of SAELens that this project cannot read are refused here, too. A missing setting
+    is accepted, unless it is one of the sizes of a TopK.
 
     Args:
         settings: The content of cfg.json, the file of settings of SAELens.
