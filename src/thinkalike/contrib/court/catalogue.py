@@ -223,7 +223,7 @@ def source_recipes(materials: Materials) -> list[SourceRecipe]:
     (kind "layer"), as far as it has them, and separately trained models (kind "real").
     """
     recipes = list(SOURCES)
-    for name, steps in OTHER_LAYERS.items():
+    for name, steps in OTHER_LAYERS.items():  # steps: how many blocks later (negative: earlier)
         has_layer = 0 <= materials.layer + steps < materials.target.n_layers
         if has_layer:
             recipes.append(SourceRecipe(name, "layer", partial(other_layer, steps=steps)))

@@ -172,6 +172,9 @@ def projected_log_probabilities(materials: Materials) -> StateFunction:
 
     These are the log-probabilities of all possible next tokens, projected to the width of the
     target's states. They contain the target's answers, but not how it computes them.
+
+    Args:
+        materials: The target model, and a seed for each purpose.
     """
     target = materials.target
     shape = (target.vocabulary, materials.width)

@@ -56,7 +56,7 @@ def states_after_change(
 
 
 def with_noisy_weights(model: FrozenModel, share: float, seed: int) -> FrozenModel:
-    """Return a copy with normal noise on every weight.
+    """Return a copy of a model with normal noise on every weight.
 
     Args:
         model: The model that is copied.

@@ -81,7 +81,11 @@ class Court(
     needs_store: ClassVar[bool] = True  # each training of a source has a folder
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, str]:
-        """Return the fingerprints of the target, the text and each sibling."""
+        """Return hashes of what decides the numbers of the result besides the settings.
+
+        They are those of the target, of the text and of each sibling: a separately trained model,
+        which is compared with the target.
+        """
         inputs = dict(fingerprints(config, ("model", "data")))
         for name, sibling in _siblings(config).items():
             inputs[f"sibling {name}"] = checkpoint_fingerprint(sibling)
@@ -166,7 +170,11 @@ def _corpus(config: AnalyzeConfig, target: FrozenModel) -> Corpus:
 
 
 def _silence_trainings(work: Work) -> None:
-    """Log only warnings of trainings until the job ends, as many sources are trained."""
+    """Log nothing of trainings but warnings until the job ends.
+
+    A job trains many sources (functions that are compared with its target model), and their logs
+    would hide its own progress.
+    """
     training_log = logging.getLogger("thinkalike.training")
     # `opened` is an exit stack, which calls this at the end of the job.
     work.opened.callback(training_log.setLevel, training_log.level)
@@ -174,9 +182,10 @@ def _silence_trainings(work: Work) -> None:
 
 
 def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
-    """Return the configurations of separately trained models, by what is different about them.
+    """Return the configurations of the target's siblings, by what is different about them.
 
-    The setting `measure.siblings` has the name of a known model for each difference, such as
+    Siblings are separately trained models that are compared with the target. The setting
+    `measure.siblings` has the name of a known model for each difference, such as
     {"other seed": "..."}; without it the result is empty. The models run on the same device as the
     target, and read rows of the same length.
 

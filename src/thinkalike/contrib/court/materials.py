@@ -115,14 +115,15 @@ class Materials:
         return torch.randn(shape, generator=generator).to(self.device, self.dtype)
 
     def orthogonal_for(self, purpose: str) -> Float[Tensor, "d d"]:
-        """Return a random orthogonal matrix, drawn with a seed for one purpose.
+        """Return a random orthogonal matrix of the width of the target's states.
 
-        The same purpose gives the same matrix each time, and different purposes give independent
-        ones. It is the Q of the QR decomposition of a matrix of normal numbers. It is uniformly
-        (Haar) distributed except for the signs of its columns, which the decomposition chooses.
+        Its seed is derived from `purpose`: the same purpose gives the same matrix each time, and
+        different purposes give independent ones. It is the Q of the QR decomposition of a matrix
+        of normal numbers, which is uniformly (Haar) distributed except for the signs of its
+        columns: these are left as the decomposition chooses them.
 
         Args:
-            purpose: What the matrix is for, in any words.
+            purpose: Any text that says what the matrix is for.
         """
         square = self.normals_for(purpose, self.width, self.width)
         return torch.linalg.qr(square.double()).Q.to(self.dtype)

@@ -143,8 +143,11 @@ def dose_table(table: pd.DataFrame) -> pd.DataFrame:
     A dose is a source that mixes the target's states with unrelated ones; `own_share` is the share
     of its variance that comes from the target. The mean is over courts, each of which is one
     target, layer and seed. `rank_correlation` is Spearman's ρ of dose and similarity. Judges that
-    measure no similarity but only detect one kind of decoy are left out. With fewer than two doses
-    the table is empty.
+    measure no similarity but only detect one kind of decoy (source that looks similar without
+    being so) are left out. With fewer than two doses the table has no rows.
+
+    Args:
+        table: A row for each court and source, with a column for each judge.
     """
     rows: list[DoseRow] = []
     n_doses = table["source"][table["kind"] == "dose"].nunique()

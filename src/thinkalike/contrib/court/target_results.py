@@ -153,10 +153,14 @@ class TargetResults:
 
     @torch.no_grad()
     def predictors(self, is_compared: Bool[Tensor, " n"]) -> TargetPredictors:
-        """Return what R² needs of the target at the inner tokens that are compared.
+        """Return what R² between a source and the target needs of the target.
 
-        Tokens with massive activations (very long states) of the source or the target are not
-        compared. For most sources these are the same tokens, so the result is cached by them.
+        Tokens with massive activations (very long states) in the source or in the target are not
+        compared. The compared tokens are the same for most sources, so results are cached by them.
+
+        Args:
+            is_compared: Which of the n inner tokens are compared: those that are neither the first
+                nor the last of their row.
         """
         key = is_compared.numpy().tobytes()
         if key not in self._predictors_by_tokens:
@@ -167,19 +171,25 @@ class TargetResults:
         """Prepare linear predictors from and to the target's states, and measure a control.
 
         Residual states are states without what the token, its position and linear mixing of the
-        earlier tokens predict. The control is the greatest residual R² between the target and a
-        network that has the target's embedding and only mixes it over earlier tokens.
+        earlier tokens predict. The control is the greatest residual R² (R² of residual states)
+        between the target and one of several networks that have the target's embedding, and only
+        mix it over earlier tokens.
+
+        Args:
+            is_compared: Which of the n inner tokens are compared: those that are neither the first
+                nor the last of their row.
         """
         rows = self.materials.evaluation_rows.long()
         positions = torch.arange(rows.shape[1]).expand_as(rows)
         # The jackknife leaves out parts of the documents; these numbers also say each one's part.
         documents = numbered_by_part(at_inner_tokens(self.materials.evaluation_documents))
-        bags = [self._mixing_states[name] for name in BAGS]  # these are linear in the embeddings
+        # A bag is a weighted mean of embeddings of the tokens read so far, and so linear in them.
+        bags = [self._mixing_states[name] for name in BAGS]
         residual_states = ResidualStates(
             at_inner_tokens(rows), documents, [at_inner_tokens(positions)], bags, is_compared
         )
         residual = residual_states.predictor(self.evaluation_states)
-        plain = residual_states.plain_predictor(self.evaluation_states)
+        plain = residual_states.plain_predictor(self.evaluation_states)  # of states as they are
 
         r2_of_networks = []
         for states in self._mixing_states.values():
@@ -223,14 +233,16 @@ class TargetResults:
         """Stitch a source into the target, and measure how the target's outputs and states change.
 
         The target's later blocks read the mapped states of the source instead of its own. All
-        results are means over the tokens that have a next token.
+        results are means over the tokens that have a next token: the penalty (by how much the loss
+        rises) and the KL divergence, both in nats, and for each layer from the stitch on the
+        distance between the stitched and the target's own state, as a share of the latter's norm.
 
         Args:
             source: A function from tokens to states, which is compared with the target.
             stitch: Maps the source's states to the target's.
         """
         target = self.materials.target
-        # Sums over the tokens of all batches.
+        # The following three are sums over the tokens of all batches.
         n_layers_from_stitch = target.n_layers - self.materials.layer
         penalty = torch.zeros((), dtype=torch.float64, device=target.device)
         kl = torch.zeros_like(penalty)
@@ -266,11 +278,18 @@ class TargetResults:
     ) -> list[Float[Tensor, "b t d"]]:
         """Return the stitched model's states at the stitch and after each later block.
 
-        The first token of each row keeps the target's own state, since stitches are fitted only on
-        tokens that have context.
+        The stitched model reads the source's states, mapped to the target, in place of the
+        target's own, and runs the target's later blocks. The first token of each row keeps the
+        target's own state, since stitches are fitted only on tokens that have context.
+
+        Args:
+            source: A function from tokens to states, which is compared with the target.
+            stitch: Maps the source's states to the target's.
+            rows: A batch of tokens.
+            target_run: What the target itself computes for these tokens.
         """
         target = self.materials.target
-        (source_states,) = source.residuals(rows, [0])
+        (source_states,) = source.residuals(rows, layers=[0])  # the only layer of a source
         mapped = stitch(source_states).to(target.device, target.dtype)
         own_first = target_run.states[0][:, :1]
         entering = torch.cat([own_first, mapped[:, 1:]], 1)

@@ -118,7 +118,7 @@ def reweighted(materials: Materials, token_weight: float, rest_weight: float) ->
     """Return a function of tokens that reweights two parts of the target's states.
 
     It gives token_weight · (mean state of the token) + rest_weight · (state - this mean). The mean
-    is over other documents.
+    is over documents on which no map is fitted or evaluated.
     """
     token_mean = mean_states_of_ngrams(materials, TokenMeans)
 
@@ -134,8 +134,8 @@ def with_means_of_other_tokens(materials: Materials) -> StateFunction:
     """Return a function of tokens: the target's states with the means of their tokens exchanged.
 
     The mean state of the token itself is subtracted, and that of a different token is added. Each
-    token has a replacement, drawn at random among the tokens that have a mean. A token without a
-    mean is its own replacement.
+    token has a replacement, drawn at random among the tokens that have a mean: those that occur in
+    the text from which a source may learn. A token without a mean is its own replacement.
     """
     token_mean = mean_states_of_ngrams(materials, TokenMeans)
     generator = seeded(materials.seed_for("other tokens"))

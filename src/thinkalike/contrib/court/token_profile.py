@@ -39,7 +39,7 @@ def features_of_inner_tokens(
     position, the classes of the two tokens before it, and whether it occurred before in the row.
 
     Args:
-        rows: Tokens, at least three in a row.
+        rows: Tokens, at least three in each row.
         text_of_token: The text of each token of the rows.
         counts: How often each token occurs in other text, by its id.
     """
@@ -115,6 +115,7 @@ def profile_similarity(
         target: The target's states of these tokens.
         seed: The seed of the MLEM and of the permutations.
     """
+    # `KINDS` says which features are numeric. "scaled": these differ by |a - b| / range.
     model = MLEM(kinds=KINDS, difference="scaled", seed=seed)
     with warnings.catch_warnings():
         # MLEM warns of features that are much the same, which would be repeated for every source.

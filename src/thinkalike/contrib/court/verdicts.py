@@ -102,6 +102,9 @@ def _shares_more_than_mixing(row: Row) -> bool | None:
     token, its position and such mixing predict) minus 1.25 times that of local mixing: True if it
     lies above 0. An interval whose upper end is infinite comes from too few documents and says
     nothing, so the result is None.
+
+    Args:
+        row: The row of the source in the table of its court, which compares sources with a target.
     """
     if _number(row, "beyond_mixing_low") > 0:
         return True

@@ -99,10 +99,11 @@ def draw_plane(axes: Axes, points: pd.DataFrame) -> None:
 
 
 def draw_contrasts(contrasts: list[Contrast], folder: Path) -> None:
-    """Draw pairs of layers: the importance of features in both, and the words as points.
+    """Draw contrasts, each of which shows two layers side by side.
 
-    Each pair is a row of three panels: the words of the first layer, the importance of each
-    feature in both layers, and the words of the second layer.
+    A contrast is a row of three panels: the words as points by their states in the first layer,
+    the importance of each feature of words in both layers, and the words in the second layer.
+    The words are coloured by the levels of the contrast's feature.
     """
     n_rows = len(contrasts)
     with canvas(PAGE, 2.4 * n_rows, rows=n_rows, columns=3, squeeze=False) as (figure, panels):

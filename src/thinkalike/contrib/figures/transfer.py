@@ -75,7 +75,8 @@ def _draw_conditions(axes: Axes, table: pd.DataFrame, features: list[str]) -> No
 
     Args:
         axes: Where it is drawn.
-        table: A row for each condition and feature of one layer pair and split.
+        table: A row for each condition and feature, of one layer pair and one split (whether
+            sentences or words were held out).
         features: The features from left to right. Where a condition has no accuracy for a feature,
             nothing is drawn.
     """

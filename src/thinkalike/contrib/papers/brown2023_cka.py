@@ -51,11 +51,13 @@ LAST_BLOCK = 2
 def jackknifed(statistic: Statistic, results: Sequence[Result], level: float = 0.95) -> Estimate:
     """Return a statistic of some CKA matrices with its jackknife interval over documents.
 
-    Each result has its matrix for all documents, and again without each of several parts of the
-    documents. All results are about the same text, so that these parts are the same.
+    Each result has its matrix for all documents ("value"), and one for each of several parts of
+    the documents that is left out ("without"). All results are about the same text, so that these
+    parts are the same.
 
     Args:
-        statistic: Takes one matrix (l, m) for each result, or one batch of them (parts, l, m).
+        statistic: Takes one matrix (l, m) for each result, with the CKA of the l layers of one
+            model and the m layers of another, or one batch of them (parts, l, m) for each result.
         results: The results of CKA between some pairs of models.
         level: The probability with which the interval covers the statistic.
     """
@@ -131,7 +133,9 @@ def _jobs_with_largest(experiment: ExperimentRun) -> list[InnerJob]:
 
 
 def _cka_jobs(experiment: ExperimentRun, pairs: Sequence[Names]) -> list[InnerJob]:
-    """Return one job for the CKA of each pair; its label is "source, target".
+    """Return one inner job for the CKA of each pair of models; its label is "source, target".
+
+    An inner job is one whose result the experiment rests on.
 
     Args:
         experiment: The experiment with its models.
@@ -391,16 +395,16 @@ def _conclude_figure9(experiment: ExperimentRun) -> Conclusion:
     """
     odd = experiment.names[2]
     pairs = list(itertools.combinations(experiment.names, 2))
-    pairs_with = [pair for pair in pairs if odd in pair]
-    pairs_without = [pair for pair in pairs if odd not in pair]
+    pairs_with_odd = [pair for pair in pairs if odd in pair]
+    pairs_without_odd = [pair for pair in pairs if odd not in pair]
     claim = f"{odd} is less like the others than they are alike in the middle layers"
     claims = [
-        _claim_that_model_is_odd(claim, experiment, pairs_without, pairs_with),
+        _claim_that_model_is_odd(claim, experiment, pairs_without_odd, pairs_with_odd),
         _claim_that_early_layers_are_alike(experiment, pairs),
     ]
-    return _conclusion(
-        experiment, claims, list(itertools.combinations_with_replacement(experiment.names, 2))
-    )
+    # The figure also shows each model with itself.
+    drawn_pairs = list(itertools.combinations_with_replacement(experiment.names, 2))
+    return _conclusion(experiment, claims, drawn_pairs)
 
 
 def _conclude_figure10(experiment: ExperimentRun) -> Conclusion:

@@ -295,14 +295,16 @@ def _group_directions(population: PopulationResult) -> list[tuple[int, int]]:
 
 
 def _claim_about_early_stitches(population: PopulationResult, where: str) -> StitchClaim:
-    """Return the claim about stitches of which at most half of the blocks are the source's.
+    """Return the claim, not judged yet, that stitches at early cuts cost little accuracy.
 
-    It contains the values of stitches at all cuts; `stitching_claims` judges it at early cuts. A
-    penalty is the accuracy that a target loses if its first blocks are replaced by the source's.
+    A stitch has the first blocks of one classifier, the source, in front of the last blocks of
+    another, the target; its penalty is the accuracy that the target loses by that. The claim
+    contains the penalties at all cuts. The caller, `stitching_claims`, judges it at early cuts
+    alone, where at most half of the blocks are the source's.
 
     Args:
-        population: The result of a population.
-        where: The end of the claim: on which pairs of texts.
+        population: The result of comparing the classifiers of a population.
+        where: The last words of the claim, which say on which pairs of texts it is judged.
     """
     return StitchClaim(
         f"stitches at early cuts cost almost nothing {where}",
@@ -493,23 +495,29 @@ def _mean_between_groups(
 
 
 def claim_that_late_layers_differ(population: PopulationResult) -> Claim:
-    """Judge the claim that CKA tells groups apart in late layers, but not in early ones.
+    """Judge the claim that CKA tells groups of classifiers apart in late layers alone.
 
-    The gap is the mean CKA within groups minus that between groups. It must be above 0 in the
-    last quarter of the layers (at least one), and nearly 0 in the first half.
+    The gap is the mean CKA of two classifiers of one group, minus that of two groups. It must be
+    above 0 in the last quarter of the layers (at least one), and nearly 0 in the first half. Its
+    intervals hold for all these layers together (Bonferroni).
+
+    Args:
+        population: The result of comparing the classifiers, with `cka` of shape (models, models,
+            layers).
     """
     n_layers = population.cka.shape[-1]
     n_late_layers = max(n_layers // 4, 1)
     early_layers = list(range(n_layers // 2))
     late_layers = list(range(n_layers - n_late_layers, n_layers))
-    count = len(early_layers) + len(late_layers)
-    gap = population.means_by_group(population.cka, level=bonferroni_level(count)).difference
+    n_judged = len(early_layers) + len(late_layers)
+    gap = population.means_by_group(population.cka, level=bonferroni_level(n_judged)).difference
     by_layer = _listed_depths(gap, range(n_layers), FIRST_LAYER)
+    # In words: the first layer at which groups differ, and the first at which they clearly do.
     onsets = _depths_of_first_difference(population.cka, population, "layer", FIRST_LAYER)
     return judged_claim(
         "CKA tells the groups apart in late layers, and not in early ones",
         [(ABOVE_ZERO, gap[late_layers]), (Bound("within", SMALL_CKA_GAP), gap[early_layers])],
-        finding=f"within minus between {by_layer}{bonferroni_note(count)}; {onsets}",
+        finding=f"within minus between {by_layer}{bonferroni_note(n_judged)}; {onsets}",
         units=population.units,
     )
 

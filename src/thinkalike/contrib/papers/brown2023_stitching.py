@@ -127,9 +127,10 @@ def _stitching_jobs(experiment: ExperimentRun) -> list[InnerJob]:
 def _joined_penalty_tables(
     experiment: ExperimentRun, directions: Sequence[FigureDirection]
 ) -> pd.DataFrame:
-    """Return one table with the penalties of some stitching jobs.
+    """Return one table with the penalties of stitching jobs, one job for each direction.
 
-    Its column `group` says which jobs are compared with each other, such as "3 layers".
+    A penalty is by how much a stitch raises the target's loss. The column `group` says which jobs
+    are compared with each other, such as "3 layers".
     """
     tables = []
     for direction in directions:
@@ -318,7 +319,10 @@ def _claim_that_first_costs_more(
 ) -> Claim:
     """Judge the claim that stitches cost more in one direction than in another, at every layer.
 
-    The intervals of the differences hold for all pairs and layers together.
+    A direction is a source that is stitched into a target. What a stitch costs is its penalty: by
+    how much its loss exceeds that of the target alone. The claim holds if the first penalty minus
+    the second is above 0 for each pair and layer. The intervals of these differences hold for all
+    pairs and layers together (max-t).
 
     Args:
         experiment: The experiment, with its results.

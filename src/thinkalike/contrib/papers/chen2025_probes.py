@@ -182,14 +182,18 @@ def _claims_about_word_features(probed: ProbedLayers) -> Iterator[Claim]:
     The first is that a native probe (fitted on the target) cannot know the feature of words on
     which it was not fitted: its accuracy on such words is near chance. The second is that a
     carried probe (fitted on the source, and applied to the target through a map) keeps less than
-    half of the native accuracy above chance.
+    half of the native accuracy above chance, on held-out sentences.
+
+    Args:
+        probed: The accuracies of probes at one layer pair.
     """
     for feature in LEXICAL:
         claim = (
             f"{probed.label}: {feature} is a matter of single words, unknown to a native probe of "
             "others"
         )
-        native = probed.accuracy(feature, probing.NATIVE, "word")
+        # None: no probe of this feature was tested on held-out words.
+        native = probed.accuracy(feature, probing.NATIVE, split="word")
         if native is None:
             yield untestable_claim(claim, f"{feature} is not judged on held-out words")
         else:
@@ -251,10 +255,10 @@ def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
 def _claim_about_refitted_probes(probed: ProbedLayers) -> Claim:
     """Judge the claim that mapped states still have the information that probes read.
 
-    The target's states are mapped to the source by ψ. For every feature, a probe that is fitted on
-    the mapped states must have at least `REFITTED_SHARE` of the accuracy above chance of a native
-    probe, which is fitted on the target's states. Features whose native probe is not above chance
-    are left out.
+    The target's states are mapped to the source by the affine map ψ. For every feature, a probe
+    that is fitted on the mapped states must have at least `REFITTED_SHARE` of the accuracy above
+    chance of a native probe, which is fitted on the target's states. Features whose native probe
+    is not above chance are left out.
     """
     level = bonferroni_level(len(probed.features))
     shares = {}

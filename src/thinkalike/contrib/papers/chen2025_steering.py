@@ -114,18 +114,24 @@ class SteeringEffects:
         return Effects(steered, natural)
 
     def shares(self, effects: Effects, level: float = 0.95) -> dict[str, Estimate]:
-        """Return the effect of each vector as a share of the natural effect, by its condition.
+        """Return the effect of each steering vector as a share of the natural effect.
 
-        The natural effect is that of the text itself, such as a plural noun. A condition says
-        which vector was added. The last entry, `BEYOND_RANDOM`, is a difference: the share of the
-        carried vector (computed in the source, and mapped to the target) with the norm of the
-        native one (computed in the target), minus the share of a random vector.
+        An effect is how far predictions move; the natural one is that of the text itself, such as
+        a plural noun. The key of an entry is its condition, which says which vector was added. The
+        last entry, `BEYOND_RANDOM`, is a difference: the share of the carried vector (computed in
+        the source, mapped to the target, and scaled to the norm of the target's native vector),
+        minus the share of a random vector.
+
+        Args:
+            effects: The steered effects, one for each condition, and the natural effect.
+            level: The probability with which an interval covers its share.
         """
         conditions = list(self.result.details["condition"].unique())
         matched = conditions.index(MATCHED)  # the carried vector, with the norm of the native one
         random = conditions.index(RANDOM)
         value = effects.steered.value  # (conditions,)
-        replicates = effects.steered.replicates  # (conditions, parts that are left out in turn)
+        # Each jackknife replicate leaves out one part of the texts.
+        replicates = effects.steered.replicates  # (conditions, replicates)
         # Lists as indices, so that the axis of conditions stays.
         value_beyond_random = value[[matched]] - value[[random]]
         replicates_beyond_random = replicates[[matched]] - replicates[[random]]
@@ -148,9 +154,11 @@ class SteeringEffects:
 def _steering_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return two jobs for each pair of models: one for each contrast that steering vectors make.
 
+    A steering vector is added to states to move a model from one side of a contrast to the other.
     The contrasts are singular against plural ("number"), and statement against question
-    ("question"). Vectors of questions are only added at the word and all later tokens together,
-    and also at the strength `QUESTION_STRENGTH`.
+    ("question"). Vectors of "number" are tried as the settings say. Those of "question" differ:
+    they are added at the word and all later tokens (`LATER`), never at the word alone, and one
+    more strength is tried, `QUESTION_STRENGTH`.
     """
     number = experiment.config.measure_as(SteeringConfig)
     question = replace(
@@ -163,7 +171,7 @@ def _steering_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     for pair in pairs_of(experiment):
         for contrast, measure in (("number", number), ("question", question)):
             label = f"{contrast}, {pair.label}"
-            arguments = (layers_argument(experiment, pair),)
+            arguments = (layers_argument(experiment, pair),)  # "layers=..." of the command line
             changes = {"measure": measure}
             jobs.append(InnerJob(label, models=pair, arguments=arguments, changes=changes))
     return jobs

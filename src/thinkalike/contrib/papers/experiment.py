@@ -202,9 +202,10 @@ class Experiment(
         return experiment, labelled_jobs
 
     def _check_measure(self, config: AnalyzeConfig) -> None:
-        """Raise `ConfigError` if the user has chosen a measure, unless it is the experiment's own.
+        """Raise `ConfigError` if the user's measure is not the one that the experiment is about.
 
-        A user who chooses none has the default of analyze.py, "loss".
+        An experiment without a measure accepts the default of analyze.py, "loss", which users have
+        who choose none. (Whether they wrote measure=loss themselves is unknown here.)
         """
         own_measure = self.measure or "loss"
         if config.measure.kind == own_measure:
@@ -222,8 +223,9 @@ class Experiment(
     def experiment_run(self, config: AnalyzeConfig) -> ExperimentRun:
         """Return the configuration together with the models of the experiment, without results.
 
-        The models are those of the command line if it names any, and otherwise the experiment's
-        own. If source and target are the same, they count as one model.
+        An experiment repeats a figure of a paper on some models. They are those of the command
+        line (`model=` and `model@target=`) if it names any, and otherwise the experiment's own. If
+        source and target are the same, they count as one model.
 
         Raises:
             ConfigError: The command line names a number of models that the experiment does not
@@ -334,7 +336,11 @@ class Experiment(
         return [Headline("claims_that_hold", n_holding, of=n_claims)]
 
     def show(self, result: Result) -> None:
-        """Print the claims with their verdicts, below the table of numbers if that is short."""
+        """Print the paper's claims with their verdicts, below the table of numbers if it is short.
+
+        An experiment repeats a figure or a table of a paper. Its `prints_table` says whether the
+        table is short.
+        """
         if self.prints_table:
             columns = [_screen_column(result.details[name]) for name in result.details]
             show_table(Table(self.name, columns))

@@ -124,7 +124,10 @@ def feature_index(feature: str, features: Sequence[str]) -> int:
 
 
 def profile_jobs(experiment: ExperimentRun) -> list[InnerJob]:
-    """Return one job for each model, which computes its feature profile in every layer."""
+    """Return one job for each model, which computes its feature profile in every layer.
+
+    A profile says how important each feature of words is for the distances between their states.
+    """
     # Massive activations (huge states of a few words) are kept: the paper leaves out no word.
     measure = replace(experiment.config.measure_as(MLEMConfig), massive="keep")
     return [
@@ -166,9 +169,11 @@ def lead_over_others(
 def claim_over_folds(claim: str, statistic: Float[Tensor, " k"], statistic_name: str) -> Claim:
     """Judge the claim that the mean of a statistic over k folds of the stimuli is above 0.
 
+    It holds if the interval of the mean lies above 0.
+
     Args:
         claim: The claim of the paper in words.
-        statistic: The statistic on each fold. The interval of its mean decides.
+        statistic: The statistic on each fold.
         statistic_name: The statistic in words.
     """
     mean = fold_interval(statistic)

@@ -65,16 +65,16 @@ def pairs_of(experiment: ExperimentRun) -> list[Pair]:
     """
     models = list(experiment.models.values())
     sources = models[::2]
-    targets = models[1::2]
+    targets = models[1::2]  # one fewer than sources if the number of models is odd
     return [Pair(source, target) for source, target in zip(sources, targets, strict=False)]
 
 
 def layers_argument(experiment: ExperimentRun, pair: Pair, depths: Sequence[Fraction] = ()) -> str:
     """Return the argument layers=... of the command line that compares a pair of models.
 
-    It holds the layers that the user asked for, or else the pairs of layers at equal relative
-    depth. If the number of blocks is unknown before a model is loaded, it is "layers=same", which
-    stands for layers of equal number.
+    It holds the layers that the user asked for. If the user asked for none, or for "same", it
+    holds the pairs of layers at equal relative depth. If the number of blocks is unknown before a
+    model is loaded, it is "layers=same", which stands for layers of equal number.
 
     Args:
         experiment: The experiment, whose configuration may name layers.

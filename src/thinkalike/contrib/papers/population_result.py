@@ -95,19 +95,25 @@ class PopulationResult:
 
     @classmethod
     def of(cls, experiment: ExperimentRun, evaluated: EvaluatedPairs) -> PopulationResult:
-        """Return the result of an experiment for one set of pairs of texts.
+        """Return an experiment's result on a population, for one set of pairs of texts.
 
-        The set is called "report" for held-out pairs, and "challenge" for pairs that a heuristic
-        gets wrong. A population may have a null: two groups of classifiers whose parents differ in
-        nothing but the seed. Only the first of these groups is compared with all others, so the
-        second one is left out here.
+        A population is a set of classifiers in groups. It may have a null: two groups of
+        classifiers whose parents (the models they were fine-tuned from) differ in nothing but the
+        seed. Only the first of these groups is compared with all others, so the second one is left
+        out here.
+
+        Args:
+            experiment: The experiment with the results of its jobs.
+            evaluated: The set of pairs that classifiers were evaluated on: "report" for held-out
+                pairs, and "challenge" for pairs that a heuristic gets wrong.
         """
-        parts = population_parts(experiment, evaluated)
-        config = parts.get("population", _population_job(experiment).population)
-        all_groups = cls(experiment.results[evaluated], config)
-        left_out = config.null[1:] if config.null else []  # the names of groups
-        chosen = [name for name in all_groups.group_names if name not in left_out]
-        return replace(all_groups, chosen_groups=tuple(chosen))
+        # At the paper's scale, the job may have had a different population than the experiment.
+        changed_settings = population_parts(experiment, evaluated)
+        settings = changed_settings.get("population", _population_job(experiment).population)
+        with_all_groups = cls(experiment.results[evaluated], settings)
+        second_of_null = settings.null[1:] if settings.null else []  # names of groups
+        chosen = [name for name in with_all_groups.group_names if name not in second_of_null]
+        return replace(with_all_groups, chosen_groups=tuple(chosen))
 
     @property
     def null(self) -> PopulationResult:

@@ -119,8 +119,9 @@ class LayerOfModel(NamedTuple):
 def _jobs_with_distances(experiment: ExperimentRun) -> list[InnerJob]:
     """Return the jobs of figure 2 of Salle et al. 2024: feature profiles of models, and RSA.
 
-    There is one job for each model, with the feature profiles of its layers, and one for each pair
-    of models, with the RSA of their layers, which compares distances between words. RSA has the
+    There is one job for each model, with the feature profiles of its layers: how important each
+    feature of words is for the distances between their states. And there is one for each pair of
+    models, with the RSA of their layers: how well the distances between words agree. RSA has the
     same settings as the profiles, and like them keeps massive activations (huge states of a few
     words).
     """
@@ -382,6 +383,10 @@ def _differences_on_folds(layers: Layers, pair: tuple[int, int]) -> Float[Tensor
 
     The sign is chosen for each feature so that the mean over folds is not negative. With absolute
     values on each fold, noise would add to the difference.
+
+    Args:
+        layers: The importance of the features in each layer.
+        pair: The indices of the two layers.
     """
     first, second = layers.by_fold[:, list(pair)].unbind(1)  # (k, f) each
     difference = second - first

@@ -66,8 +66,8 @@ def _conclude_figure_s5(experiment: ExperimentRun) -> Conclusion:
     """Judge the claim of figure S5 of Salle et al. 2024: no two features are nearly the same.
 
     The correlation of two features is computed over all pairs of probing words: do words that
-    differ in one feature also differ in the other? The strongest correlation must be within
-    ±`NEARLY_THE_SAME`. Its interval is a jackknife over folds of sentences.
+    differ in one feature also differ in the other? The interval of the strongest correlation, a
+    jackknife over folds of sentences, must be within ±`NEARLY_THE_SAME`.
     """
     stimuli = read_stimuli(experiment.config.stimuli)
     correlation = stimuli.correlation()

@@ -160,13 +160,14 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
 def _ranking_claims(judges: pd.DataFrame, units: str) -> list[Claim]:
     """Judge for each measure that it ranks similar sources above decoys, which only look similar.
 
-    The similar sources are first those with exactly the target's information, and then separately
-    trained models, which the columns that begin with "real_" are about. A table without such
-    sources lacks the columns about them, and there is no claim.
+    A source is compared with a layer of a target model. There are two claims about each measure,
+    for two kinds of similar sources: those that have exactly the target's information (columns
+    without a prefix), and separately trained models (columns that begin with "real_"). If the
+    table lacks the columns of one kind, there is no claim about it.
 
     Args:
-        judges: A row for each measure.
-        units: The number of sources and courts, in words.
+        judges: A row for each measure, with how well it ranks the sources, such as its `auc`.
+        units: The number of sources and courts (target, layer and seed), in words.
     """
     claims = []
     for prefix, subject in (

@@ -85,7 +85,7 @@ def adjusted_rand_index_p(
 
 
 def _assignments(remaining: Sequence[int]) -> Iterator[list[int]]:
-    """Yield every way to assign models to groups, as a list of the group number of each model.
+    """Yield every way to assign models to groups of given sizes: the group of each model.
 
     The function chooses the group of the first model, and calls itself for the others. With no
     model left, it yields an empty list.

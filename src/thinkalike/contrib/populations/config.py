@@ -243,17 +243,18 @@ class PopulationConfig(Checked, part="population"):
             )
 
     def settings_read(self) -> frozenset[str]:
-        """Return the names of the settings that apply to this kind of population.
+        """Return the names of the settings that apply to this kind of population of classifiers.
 
-        Its classifiers are published (the setting `members`), fine-tuned from models that were
-        fine-tuned themselves (`parents`), or fine-tuned from a pretrained model (`base`).
+        There are three kinds: published classifiers, classifiers that are fine-tuned from parents
+        (models that were fine-tuned themselves), and classifiers that are fine-tuned from a
+        pretrained model, the base.
         """
-        read = super().settings_read()
-        if self.members:
-            return read - {"size", "per_group", "parents", "parent_options", "options", "null"}
-        if self.parents:
-            return read - {"size"}
-        return read - {"parent_options", "null"}
+        names = super().settings_read()
+        if self.members:  # published: nothing is fine-tuned, and the groups are listed
+            return names - {"size", "per_group", "parents", "parent_options", "options", "null"}
+        if self.parents:  # each parent has `per_group` classifiers, which decides their number
+            return names - {"size"}
+        return names - {"parent_options", "null"}  # these are about parents
 
 
 @dataclass

@@ -176,9 +176,10 @@ class ClassifierFinetuning(
     def unread(self, config: NLIJob) -> SettingValues:
         """Return settings that this job ignores, each with the value that enters the job's hash.
 
-        Settings of stitches keep their value, as they have always been part of the hash under
-        which results are stored. Two settings of pairs get a fixed value, so that jobs that differ
-        only in these share one stored result.
+        This job fine-tunes a classifier. Settings of the training of stitches keep their value, as
+        they have always been part of the hash under which results are stored. Two settings of
+        pairs of sentences get a fixed value, so that jobs that differ only in these share one
+        stored result.
         """
         # Accuracy is reported on the whole challenge set. These settings choose a part of it, on
         # which populations of classifiers are compared.

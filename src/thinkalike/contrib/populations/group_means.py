@@ -49,6 +49,10 @@ def population_penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m 
 
     If the values are accuracies of a target whose first blocks are replaced by those of a source,
     this is how much accuracy the target loses. It is 0 for a target with itself.
+
+    Args:
+        values: A value of each source (axis 0) and target (axis 1) among m models; later axes,
+            such as layers, are kept.
     """
     models = torch.arange(len(values))
     value_with_itself = values[models, models][None]  # (1, target, *s)

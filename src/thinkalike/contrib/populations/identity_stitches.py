@@ -93,7 +93,7 @@ def _logits_of_target(
     states_by_cut: Sequence[Sequence[Float[Tensor, "b t d"]]],
     mask: Int[Tensor, "b t"] | None,
 ) -> Float[Tensor, "s cuts b c"]:
-    """Return the logits of a target whose later blocks read the states of each source.
+    """Return the logits of a target (of c classes) whose later blocks read each source's states.
 
     Args:
         target: The model whose later blocks run.

@@ -79,15 +79,16 @@ def members_of(config: PopulationJob) -> list[Member]:
 def member_shape(config: PopulationJob) -> ModelConfig:
     """Return a model that has the shape (depth, width) of all classifiers of a population.
 
-    It is the pretrained model that they are fine-tuned from, or the first published classifier.
+    It is the pretrained model that they are fine-tuned from. If they are published, it is the
+    first classifier of the group "generalizing", or number 0 of the series if no group is listed.
     """
     population = config.population
     if population.base:
         return _base_model(config)
-    first: int | str = 0  # without a list, the classifier of this number in the series
+    number_or_folder: int | str = 0
     if population.generalizing:
-        first = population.generalizing[0]
-    return _published_model(str(population.members), first)
+        number_or_folder = population.generalizing[0]
+    return _published_model(str(population.members), number_or_folder)
 
 
 def count_members(config: PopulationJob) -> int:
@@ -106,18 +107,18 @@ def count_members(config: PopulationJob) -> int:
 def challenge_pairs_by_use(config: PopulationJob, challenge: Pairs) -> ChallengePairs:
     """Return the challenge pairs that form groups of classifiers, and those that compare groups.
 
-    If the groups are the most and the least accurate classifiers on challenge pairs, both sets are
-    disjoint halves, so that groups are not compared on the pairs that they were selected on. If
-    the groups are known beforehand, both sets are all pairs.
+    If the groups are the most and the least accurate classifiers on challenge pairs, the two sets
+    are disjoint halves, so that groups are not compared on the pairs that they were selected on.
+    If the groups are known beforehand, each of the two sets has all pairs.
 
     Args:
         config: The job. Only challenge pairs of its label and heuristic are used.
-        challenge: All pairs of the challenge set.
+        challenge: All pairs of the challenge set: pairs of sentences that a heuristic gets wrong.
     """
     pairs = challenge.select(config.pairs.label, config.pairs.heuristic)
-    # Members that are fine-tuned from one base are grouped by their accuracy. Children of several
-    # parents, which were fine-tuned from the base themselves, are grouped by their parent, and
-    # published ones as the job says.
+    # Classifiers that are fine-tuned from one base are grouped by their accuracy. If they are
+    # fine-tuned from several parents, which were fine-tuned from the base, they are grouped by
+    # their parent, and published ones as the job says.
     is_grouped_by_accuracy = config.population.base is not None and not config.population.parents
     if not is_grouped_by_accuracy:
         return ChallengePairs(to_form_groups=pairs, to_compare=pairs)
@@ -134,7 +135,8 @@ def _published_model(name: str, number_or_folder: int | str) -> ModelConfig:
     """Return the configuration of a published classifier.
 
     Args:
-        name: The name of a series of numbered classifiers; "local": the classifier is in a folder.
+        name: The name of a known model that stands for a series of numbered classifiers; "local":
+            the classifier is in a folder.
         number_or_folder: The number of the classifier in the series, or its folder.
 
     Raises:
@@ -196,8 +198,9 @@ def _children_of_parents(config: PopulationJob) -> list[Member]:
 def _best_and_worst(config: PopulationJob) -> list[Member]:
     """Fine-tune the base model `size` times; return the most and the least accurate classifiers.
 
-    They are two groups of `per_group` classifiers each. Their accuracy is measured on one half of
-    the challenge pairs; the groups are compared on the other half.
+    They are two groups of `per_group` classifiers each, "generalizing" and "heuristic": pairs of
+    the challenge set are pairs of sentences that a heuristic gets wrong. The accuracy is measured
+    on one half of these pairs; the groups are compared on the other half.
     """
     population = config.population
     challenge = read_pairs(config.pairs, "challenge")
@@ -206,6 +209,7 @@ def _best_and_worst(config: PopulationJob) -> list[Member]:
     accuracies = {}
     for index in range(population.size or 0):
         with doing(f"member {index + 1} of {population.size}"):
+            # The index is the seed of the fine-tuning.
             result = _finetuned(
                 config, [f"model={population.base}"], [*population.options, f"nli.index={index}"]
             )
@@ -215,7 +219,7 @@ def _best_and_worst(config: PopulationJob) -> list[Member]:
 
     best_first = sorted(members, key=lambda member: -accuracies[member.name])
     worst_first = best_first[::-1]
-    generalizing, heuristic = GROUPS
+    generalizing, heuristic = GROUPS  # the names of the groups
     return [
         *(member._replace(group=generalizing) for member in best_first[: population.per_group]),
         *(member._replace(group=heuristic) for member in worst_first[: population.per_group]),

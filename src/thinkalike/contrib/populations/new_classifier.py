@@ -29,15 +29,16 @@ def new_classifier(
 ) -> tuple[transformers.BertForSequenceClassification, transformers.PreTrainedTokenizerBase]:
     """Return a classifier with a pretrained body and a random head, and the body's tokenizer.
 
-    New weights are drawn from PyTorch's global generator.
+    The head is all that follows the body. New weights are drawn from PyTorch's global generator.
 
     Args:
         config: The pretrained model, a BERT.
         classes: The names of the classes, in the order of the logits.
-        spread: The standard deviation of the head's weights; None: the checkpoint's
-            initializer_range.
+        spread: The standard deviation of the head's weights; None: the one that the checkpoint's
+            configuration states (`initializer_range`).
         redraw: The first block whose pretrained weights are replaced by random ones; those of all
-            later blocks and of the pooler are replaced, too. None: no block.
+            later blocks and of the pooler are replaced, too, with a standard deviation that
+            depends on the width alone. None: no weights are replaced.
 
     Raises:
         ModelError: The model is no BERT, or has no block `redraw`.
@@ -49,6 +50,7 @@ def new_classifier(
         if redraw is not None:
             _redraw_blocks(body, redraw, config.called)
         head = [child for child in module.children() if child is not body]
+        # This is `spread`, unless that is None.
         _draw_weights(head, module.config.initializer_range)
         return module, read_tokenizer(config, place)
 

@@ -81,7 +81,8 @@ def _without_locations(
     """Return a function that returns the records of a file alone, without their locations.
 
     Args:
-        read: A function that yields (location of the record for messages, record) of a file.
+        read: A function that yields (location, record) for each record of a file. The location,
+            such as a line number, is for error messages.
     """
 
     def records_of(file: Path) -> list[Record]:

@@ -51,7 +51,9 @@ def read_pairs(config: PairsConfig, split: PairSplit) -> Pairs:
     pairs = _read_all_pairs(config.source, split, path)
     has_training_pairs = config.source == "hub" or bool(config.fit)
     if split != "fit" and has_training_pairs:
-        training = _training_pairs(config.source, config.fit, content_key(config.fit))
+        # The function is cached. With the hash of the file, a file that has changed is read again.
+        content_hash = content_key(config.fit)
+        training = _training_pairs(config.source, config.fit, content_hash)
         pairs = pairs.without(training.normalised_texts, training.source)
     most_pairs = getattr(config, f"{split}_pairs")
     if most_pairs is None:

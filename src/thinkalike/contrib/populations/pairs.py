@@ -82,7 +82,9 @@ class Pairs:
         return [self.classes[label] for label in self.labels.tolist()]
 
     def select(self, label: str | None = None, heuristic: str | None = None) -> Pairs:
-        """Return the pairs that have a label and a heuristic.
+        """Return the pairs of sentences that have a given label and a given heuristic.
+
+        A pair of a challenge set names the heuristic that it tests, such as "lexical_overlap".
 
         Args:
             label: The name of the class; None: pairs of every class are returned.

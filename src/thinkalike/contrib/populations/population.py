@@ -235,9 +235,10 @@ class Population(
     def show(self, result: Result) -> None:
         """Print the means within and between groups by cut, and where stitches flip most labels.
 
-        A stitched classifier runs the blocks of a source up to a cut, and then the later blocks of
-        a target. The cut is the number of the source's last block, or -1 if only its embedding
-        runs. It flips a label if it predicts a different class than the target alone.
+        The means are over pairs of classifiers, of one group or of two. A stitched classifier runs
+        the blocks of a source up to a cut, and then the later blocks of a target. The cut is the
+        number of the source's last block, or -1 if only its embedding runs. It flips a label if it
+        predicts a different class than the target alone.
         """
         means = _means_by_quantity(result)
         show_table(_table_of_means_by_cut(means))
@@ -298,8 +299,8 @@ def _means_by_quantity(result: Result) -> dict[str, Grouped]:
 def with_run_settings(member: ModelConfig, config: PopulationJob) -> ModelConfig:
     """Return the configuration of a classifier, with the dtype, device and context of `model`.
 
-    The user sets `model.dtype` and so on for all classifiers of the population. If a model is
-    named as well, these settings are meant for that model, and the classifier is unchanged.
+    The user sets `model.dtype` and so on for all classifiers of the population. If the user also
+    names a model, these settings belong to it, and the classifier is returned unchanged.
 
     Args:
         member: The configuration of one classifier of the population.
@@ -373,7 +374,7 @@ def _check_order_of_classes(
 def _encode(pairs: Pairs, models: Sequence[FrozenModel]) -> EncodedPairs:
     """Return the token ids of pairs of sentences, truncated to the shortest context of the models.
 
-    All models have the same tokenizer.
+    The models have one tokenizer; that of the first is used.
     """
     shortest_context = min(model.context for model in models)
     return encode_pairs(pairs, models[0].tokenizer, shortest_context)

@@ -147,7 +147,12 @@ class Pretraining(WholeModel):
         ]
         optimizer = torch.optim.AdamW(groups, lr=self.config.lr, betas=BETAS)
         n_warmup = min(self.config.warmup, self.steps)
-        return scheduled(optimizer, lambda step: warmup_then_cosine(step, self.steps, n_warmup))
+
+        def share_of_peak_rate(step: int) -> float:
+            """Return the learning rate at a step, as a share of the highest one."""
+            return warmup_then_cosine(step, self.steps, n_warmup, floor=0.1)
+
+        return scheduled(optimizer, share_of_peak_rate)
 
 
 class MaskedPretraining(Pretraining):

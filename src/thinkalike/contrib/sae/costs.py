@@ -87,18 +87,19 @@ def operations_of_start(
 def operations_per_token(config: SAEConfig, share_read: float, target: SiteCost) -> float:
     """Return the operations of training on one token, for the frozen model and the autoencoder.
 
-    An autoencoder of width d with f latents takes 10 d f operations: two products in the forward
-    pass, and three for the gradients of encoder, decoder and latents, of 2 d f each. A latent that
-    may be dead takes 6 d more, for a further use of its direction in the decoder: one product
-    forward, and two for gradients.
+    For states of width d, an autoencoder with f latents takes 10 d f operations: five matrix
+    products of 2 d f each. Two are of the forward pass, and three are for the gradients of
+    encoder, decoder and latents. TopK may also give a gradient to latents that may be dead (long
+    inactive). Each of these takes 6 d more, for a further use of its direction in the decoder: one
+    product forward, and two for gradients.
 
     Args:
-        config: The settings, which decide the number of latents.
+        config: The settings of training, with the number of latents (`width`).
         share_read: The share of tokens whose states the autoencoder reads.
-        target: The site whose states are reconstructed.
+        target: The width d of the states, and the model's operations to compute them.
     """
     n_revived = 0
-    if config.dead_after and config.activation == "topk":
+    if config.dead_after and config.activation == "topk":  # else dead latents get no gradient
         n_revived = config.revived
-    per_dimension = 10.0 * config.width + 6.0 * n_revived
-    return target.model_operations + share_read * target.width * per_dimension
+    operations_per_dimension = 10.0 * config.width + 6.0 * n_revived
+    return target.model_operations + share_read * target.width * operations_per_dimension

@@ -96,8 +96,9 @@ class FittedAutoencoders:
     def index(self, start: int, rate: int, seed: int) -> int:
         """Return the index of an autoencoder in the lists of all autoencoders.
 
-        These lists, `before_training` and `after_training`, have the starts one after another, in
-        each start the learning rates, and for each rate the seeds.
+        An autoencoder is trained for each start (kind of first weights), learning rate and seed.
+        The lists `before_training` and `after_training` have the starts one after another, in each
+        start the learning rates, and for each rate the seeds.
 
         Args:
             start: The index of the kind of first weights.

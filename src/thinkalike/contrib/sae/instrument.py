@@ -54,7 +54,7 @@ class SparseAutoencoders(
     """
 
     def inputs(self, config: SAEJob) -> Mapping[str, str]:
-        """Return hashes of what decides the numbers besides settings.
+        """Return hashes of all that decides the numbers of the result besides the settings.
 
         They are those of the model, of the text, and of the source model if there is one: a model
         whose autoencoders are mapped to this model.
@@ -74,10 +74,10 @@ class SparseAutoencoders(
         return inputs
 
     def prepare(self, config: SAEJob) -> Mapping[str, Result]:
-        """Return the result that has the autoencoders of the source model.
+        """Return the result with the autoencoders of the source model, by the name "source".
 
-        Training may start from these. If the result is not stored, they are trained first.
-        Without a source model, the mapping is empty.
+        These autoencoders are mapped to the job's model, and training may start from them. If the
+        result is not stored, they are trained now. Without a source model, the mapping is empty.
         """
         if not config.sae.source:
             return {}
@@ -88,7 +88,10 @@ class SparseAutoencoders(
         return source_jobs(config)
 
     def models_of(self, config: SAEJob) -> dict[str, ModelConfig]:
-        """Return the model, and the model of the source's autoencoders if there is a source."""
+        """Return the configurations of the models of a job: "model", and "source" if there is one.
+
+        The source is a model whose autoencoders are mapped to the job's model.
+        """
         models = {"model": config.model}
         if config.sae.source:
             models["source"] = source_model(config)

@@ -38,7 +38,7 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
 
 
 def save_sae(sae: SparseAutoencoder, folder: str | os.PathLike[str], **metadata: object) -> None:
-    """Write an autoencoder in the format of SAELens.
+    """Write an autoencoder (ReLU, or TopK) in the format of SAELens.
 
     Args:
         sae: A single autoencoder.
@@ -124,7 +124,8 @@ def _check_shapes(settings: Settings, weights: Mapping[str, Tensor]) -> None:
     """Check that the weights have one floating dtype, and the shapes that the settings state.
 
     Args:
-        settings: The content of cfg.json, with d (`d_in`) and f (`d_sae`).
+        settings: The content of cfg.json, with the width d of states (`d_in`) and the number f of
+            latents (`d_sae`).
         weights: The tensors of the file of weights, by name.
 
     Raises:
@@ -143,15 +144,17 @@ def _check_shapes(settings: Settings, weights: Mapping[str, Tensor]) -> None:
 
 
 def _active_latents(settings: Settings) -> int | None:
-    """Return k, how many latents of a TopK autoencoder are active at once, or None for a ReLU.
+    """Return k, how many latents of a TopK autoencoder are active at once; None for a ReLU.
 
-    Settings that this project cannot read are refused here, too.
+    Settings of SAELens that this project cannot read are refused here, too. A missing setting
+    is accepted, unless it is one of the sizes of a TopK.
 
     Args:
-        settings: The content of cfg.json.
+        settings: The content of cfg.json, the file of settings of SAELens.
 
     Raises:
-        ValueError: k is not in 1..f, or a setting has a value that is not supported.
+        ValueError: k is not from 1 to the number of latents, or a setting has a value that is not
+            supported.
     """
     for key, supported in SUPPORTED.items():
         if settings.get(key) not in supported:
@@ -162,7 +165,7 @@ def _active_latents(settings: Settings) -> int | None:
     if settings.get("architecture") != "topk":
         return None
     k = settings.get("k")
-    f = settings.get("d_sae")
+    f = settings.get("d_sae")  # the number of latents
     if type(k) is not int or type(f) is not int or not 1 <= k <= f:
         raise ValueError(f"k={k} in {CONFIG} is not in 1..{f}, the number of latents")
     return k

@@ -23,15 +23,13 @@ def source_model(config: SAEJob) -> ModelConfig:
     The source model runs on the device of the job's model.
     """
     name = str(config.sae.source)
-    if name in options("model"):
+    if name in options("model"):  # the names of all models that have a configuration
         settings = {"dtype": config.model.dtype, "device": config.model.device}
         return model_named(name, settings)
     stored_settings = _open_sae_result(name).config["model"]
     # A result may have settings of a subclass of `ModelConfig`, which are left out.
-    known_names = {field.name for field in fields(ModelConfig)}
-    known_settings = {
-        name: value for name, value in stored_settings.items() if name in known_names
-    }
+    known_keys = {field.name for field in fields(ModelConfig)}
+    known_settings = {key: value for key, value in stored_settings.items() if key in known_keys}
     return replace(ModelConfig(**known_settings), device=config.model.device)
 
 
@@ -72,15 +70,15 @@ def source_result(config: SAEJob) -> Result:
     """
     jobs = source_jobs(config)
     if jobs:
-        (job,) = jobs
+        (job,) = jobs  # at most one: the training of the source's autoencoders
         if not is_stored(instrument_of(job), job):
-            # If the source could not be used, an error is raised before the training.
+            # Raises an error before the training, and not after it, if the source is of no use.
             check_same_tokenizer(*load_models(job.model, config.model))
         return run_job(job, shown=False)
 
     name = str(config.sae.source)
     result = _open_sae_result(name)
-    # None: every value is accepted.
+    # What the result must have been trained with; None: every value is accepted.
     expected_settings = {
         "layer": config.sae.source_layer,
         "width": config.sae.width,

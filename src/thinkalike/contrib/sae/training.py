@@ -117,12 +117,19 @@ class SAETraining(SteppedModule):
         self._buffer: list[Float[Tensor, "s n d"]] | None = None
 
     def data(self, rows: Int[Tensor, "rows context"]) -> StepData:
-        """Return the batches of text; the states of a batch are a buffer for several steps."""
+        """Return the batches of text that training reads.
+
+        The states of a batch fill a buffer, of which each of the next
+        `config.steps_per_buffer` steps reads another part.
+
+        Args:
+            rows: All rows of tokens of the text.
+        """
         return StepData(
             rows,
-            self.config.buffer,
+            self.config.buffer,  # tokens in a batch
             self.steps,
-            seed=0,
+            seed=0,  # one order of the text for all: autoencoders differ in the order of states
             repeats=self.config.steps_per_buffer,
             # What an error message about too little text calls the size of a buffer.
             setting="sae.tokens_per_step × sae.steps_per_buffer",
@@ -134,10 +141,12 @@ class SAETraining(SteppedModule):
         A buffer of states serves several steps, of which each reads another part. At the first of
         them, the model reads rows of text to fill it. Before some steps
         (`config.evaluation_steps`), all autoencoders are evaluated. The autoencoders of one
-        learning rate are a stack.
+        learning rate are a stack: a module with the weights of all. A fit is the training of one
+        autoencoder.
 
         Args:
             rows: The token ids of the text. They are the same for all steps that a buffer serves.
+            _: The number of the batch, which Lightning passes.
         """
         if self.global_step in self.config.evaluation_steps:
             self.evaluate(self.config.evaluation_steps.index(self.global_step))
@@ -171,12 +180,14 @@ class SAETraining(SteppedModule):
     def _dead_candidates(self, indices: list[int]) -> DeadCandidates | None:
         """Return the latents that were inactive for longest, and which of them count as dead.
 
-        A latent is dead if it was not active for more than `config.dead_after` states. There are
-        `config.revived` candidates for each autoencoder. None is returned if `config.dead_after`
-        is 0: dead latents then get no gradient.
+        A latent is dead if it was inactive for more than the last `config.dead_after` states. For
+        each autoencoder, the `config.revived` latents that were inactive for longest are the
+        candidates: the loss gives a gradient to those of them that are dead. If
+        `config.dead_after` is 0, dead latents get no gradient, and None is returned.
 
         Args:
-            indices: The indices of the autoencoders of one stack.
+            indices: Which of all autoencoders are asked for: those of one stack (autoencoders that
+                are trained as one module, with stacked weights).
         """
         if not self.config.dead_after:
             return None

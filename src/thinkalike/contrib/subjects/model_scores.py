@@ -68,17 +68,18 @@ class ModelScores:
         return SubjectScores(self.ceiling.lower, self.lower)
 
     def best(self, models: Sequence[int]) -> tuple[SubjectScores, Int[Tensor, " s"]]:
-        """Return the scores of the best of some models, and its index for each subject.
+        """Return for each subject the score of the best of some models, and its index.
 
-        The best model for a subject is the one with the highest mean score in all other subjects:
-        the highest of many scores in the same subject would be biased upwards.
+        Subjects are recorded participants; a score says how well a model explains the recordings
+        of one. The best model for a subject is the one with the highest mean score in all other
+        subjects: the highest of many scores in the same subject would be biased upwards.
 
         Args:
             models: The indices of the models, such as those of the layers of one network.
         """
         indices = torch.tensor(list(models))
         values = self.values[indices]  # (models, subjects)
-        sums_over_others = values.sum(1, keepdim=True) - values
+        sums_over_others = values.sum(1, keepdim=True) - values  # over all other subjects
         best_indices = indices[sums_over_others.argmax(0).cpu()]  # one for each subject
         subjects = torch.arange(len(best_indices))
         scores = SubjectScores(
@@ -159,18 +160,20 @@ def model_scores(
 def _scores_in_resamples(
     models: Float[Tensor, "c p"], subjects: Float[Tensor, "s p"], comparator: str, draws: Draws
 ) -> Float[Tensor, "r c s"]:
-    """Return the scores of models in subjects, in each of r resamples of the stimuli, on the CPU.
+    """Return the scores of c models in s subjects, in each of r resamples of the stimuli.
 
-    A score is not finite if all distances of the model or of the subject are the same.
+    Subjects are recorded participants. A score says how similar the distances of a model are to
+    those of a subject; it is not finite if all distances of one of them are the same. The result
+    is on the CPU.
 
     Args:
-        models: The distances of each of c models over p pairs of stimuli.
+        models: The distances of each model over p pairs of stimuli.
         subjects: The distances of each subject over the same pairs.
-        comparator: How distances are compared, see `compare`.
+        comparator: How distances are compared, such as "spearman".
         draws: How often each stimulus occurs in each resample.
     """
     scores = []
     batches = draws.stimuli.to(models.device).split(RESAMPLES_AT_ONCE)
-    for stimulus_counts in counted(batches, "part of the resamples"):
+    for stimulus_counts in counted(batches, "part of the resamples"):  # shows the progress
         scores.append(compare(models, subjects, comparator, stimulus_counts))
     return torch.cat(scores).cpu()

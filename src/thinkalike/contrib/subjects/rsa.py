@@ -198,7 +198,7 @@ def _with_interval(row: pd.Series, column: str) -> str:
 
 
 def _interval_columns(row: pd.Series) -> tuple[str, str]:
-    """Return the names of the columns of a row that have the ends of the widest interval.
+    """Return the names of the two columns of a row that have the ends of its widest interval.
 
     It is the interval over subjects and stimuli, or that over subjects if stimuli were not
     resampled.
@@ -318,8 +318,9 @@ def best_layer_table(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
 def comparisons_of_models(scores: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
     """Return how models' best-layer scores differ from one another and from the noise ceiling.
 
-    There is a row for each model and the lower end of the ceiling, and for each two models. Its
-    `difference` is the score of `model` minus that of `other`.
+    A score says how well a layer explains the recordings of a subject (participant). A row
+    compares two models, or a model and the lower end of the ceiling. Its `difference` is the score
+    of `model` minus that of `other`.
 
     Args:
         scores: The scores of all layers of all models.
@@ -331,7 +332,7 @@ def comparisons_of_models(scores: ModelScores, layers: pd.DataFrame) -> pd.DataF
         best_scores[str(model)], _ = scores.best(indices_in_scores)
     pairs = [(model, CEILING) for model in best_scores]
     pairs += list(combinations(best_scores, 2))
-    all_scores = {**best_scores, CEILING: scores.ceiling_scores()}
+    all_scores = {**best_scores, CEILING: scores.ceiling_scores()}  # of the lower end
     differences = [all_scores[model].minus(all_scores[other]) for model, other in pairs]
     columns = score_columns(differences, scores.draws, "difference")
     return pd.DataFrame(pairs, columns=["model", "other"]).join(columns)

@@ -51,11 +51,12 @@ class OfMaps(Instrument[AnalyzeConfig]):
         return fingerprints(config, ("model", "target", "data"))
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes over the text that maps are fitted and tested on.
+        """Return the forward passes of the models, from which the time of the job is estimated.
 
-        They serve to estimate the time of the job. Each model reads the text once, and if source
-        and target are the same model, there is one pass. The held-out text is not longer than the
-        text for fitting.
+        Each model reads once the text that maps between the models are fitted on, and held-out
+        text on which the maps are tested. If source and target are the same model, it reads them
+        once in all. At most as much held-out text is read as text to fit on; none is counted if
+        its amount is not set.
 
         Args:
             config: The job.
@@ -68,6 +69,7 @@ class OfMaps(Instrument[AnalyzeConfig]):
         row_length = config.data.context or min(sizes.context for sizes in shapes.values())
         # Sizes include the name of the model, so that two models do not count as one.
         sizes_of_distinct_models = dict.fromkeys(shapes.values())
+        # Maps are between states of blocks, so no logits are computed.
         return [
             sizes.passes("text", tokens, row_length, with_logits=False)
             for sizes in sizes_of_distinct_models

@@ -255,21 +255,27 @@ class CarriedProbes(
     def show(self, result: Result) -> None:
         """Print the accuracy for each feature, the means of each split, and how well maps predict.
 
-        A split is what is held out together, sentences or words. A carried probe was fitted on the
-        source, and reads the target through a map.
+        A split is what is held out together, all words of a sentence or all uses of a word. The
+        accuracies for each feature are those of the first split.
+
+        A probe predicts a feature of a word from a state. A native probe was fitted on the target;
+        a carried one was fitted on the source, and reads the target through the map ψ (target to
+        source). How well maps predict is printed of φ (source to target): the least and the
+        greatest share of variance that it leaves unexplained at a layer pair.
         """
         table = result.details
         stimuli = result.provenance["stimuli"]
-        first = table.iloc[0]
+        first_row = table.iloc[0]
         splits = list(table["split"].unique())
         title = (
-            f"{first['source']} → {first['target']}, {stimuli['count']} stimuli of "
+            f"{first_row['source']} → {first_row['target']}, {stimuli['count']} stimuli of "
             f"{Path(stimuli['source']).name}: balanced accuracy of probes, held-out {splits[0]}s"
         )
         show_table(_table_of_features(title, table))
         for split in splits:
-            of_split = table[table["split"] == split]
-            means = of_split.groupby("condition")[["accuracy", "chance"]].mean()
+            rows_of_split = table[table["split"] == split]
+            # Over features and layer pairs. A condition says where a probe was fitted.
+            means = rows_of_split.groupby("condition")[["accuracy", "chance"]].mean()
             carried = means.loc[CARRIED]
             native = means.loc[NATIVE]
             show_text(
@@ -277,7 +283,7 @@ class CarriedProbes(
                 f"average, probes of the target itself on {native['accuracy']:.2f}, and chance is "
                 f"{native['chance']:.2f}."
             )
-        unexplained = result.tables["maps"]["phi"]
+        unexplained = result.tables["maps"]["phi"]  # one number for each layer pair
         show_text(
             f"The maps leave {unexplained.min():.2f} to {unexplained.max():.2f} of held-out text "
             f"unexplained. {LEGEND}"
@@ -285,17 +291,22 @@ class CarriedProbes(
 
 
 def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
-    """Return the probing tasks: one for each feature of the stimuli and each way to make folds.
+    """Return the probing tasks: one for each feature of the stimuli and each split.
 
-    Folds keep sentences or words together. A feature with too few words for the folds of words is
-    left out there, with a warning.
+    A split is what a fold keeps together, all words of a sentence or all uses of a word. With a
+    warning, a task is left out if there are fewer words than folds, or if fewer than two levels of
+    the feature occur in several folds.
 
     Raises:
         DataError: A feature is continuous, or has fewer than two levels, or too few sentences.
     """
     measure = config.measure_as(ProbesConfig)
     tasks = tasks_of_features_and_splits(
-        stimuli, measure.splits, measure.folds, measure.least, config.seed
+        stimuli,
+        measure.splits,
+        measure.folds,
+        least=measure.least,  # levels that fewer stimuli have are left out
+        seed=config.seed,
     )
     return list(tasks)
 
