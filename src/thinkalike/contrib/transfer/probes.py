@@ -260,8 +260,8 @@ class CarriedProbes(
 
         A probe predicts a feature of a word from a state. A native probe was fitted on the target;
         a carried one was fitted on the source, and reads the target through the map ψ (target to
-        source). How well maps predict is printed of φ (source to target): the least and the
-        greatest share of variance that it leaves unexplained at a layer pair.
+        source). How well ψ predicts is the least and the greatest share of variance that it leaves
+        unexplained at a layer pair.
         """
         table = result.details
         stimuli = result.provenance["stimuli"]
@@ -283,9 +283,9 @@ class CarriedProbes(
                 f"average, probes of the target itself on {native['accuracy']:.2f}, and chance is "
                 f"{native['chance']:.2f}."
             )
-        unexplained = result.tables["maps"]["phi"]  # one number for each layer pair
+        unexplained = result.tables["maps"]["psi"]  # one number for each layer pair
         show_text(
-            f"The maps leave {unexplained.min():.2f} to {unexplained.max():.2f} of held-out text "
+            f"The maps ψ leave {unexplained.min():.2f} to {unexplained.max():.2f} of held-out text "
             f"unexplained. {LEGEND}"
         )
 
