@@ -285,8 +285,8 @@ class CarriedProbes(
             )
         unexplained = result.tables["maps"]["psi"]  # one number for each layer pair
         show_text(
-            f"The maps ψ leave {unexplained.min():.2f} to {unexplained.max():.2f} of held-out text "
-            f"unexplained. {LEGEND}"
+            f"The maps ψ leave {unexplained.min():.2f} to {unexplained.max():.2f} of held-out "
+            f"text unexplained. {LEGEND}"
         )
 
 
