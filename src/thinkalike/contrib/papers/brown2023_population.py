@@ -150,9 +150,11 @@ def _conclude_figure8(experiment: ExperimentRun) -> Conclusion:
 
 
 def _distance_table(population: PopulationResult) -> pd.DataFrame:
-    """Return a row for each source and target with their groups and their distance.
+    """Return a row for each two classifiers of a population, with their groups and distance.
 
-    The column `pair` has the names of both groups in alphabetical order, and `value` the distance.
+    Each of the two is the source in one row and the target in another. The distance (column
+    `value`) is √Σ arccos²(CKA) over layers. `pair` has the names of both groups in alphabetical
+    order.
     """
     rows = []
     for source, target in itertools.product(population.group_of.items(), repeat=2):
@@ -397,8 +399,10 @@ def _judged_stitch_claim(
 def accuracy_gap_claim(population: PopulationResult) -> Claim:
     """Judge the claim that the first group of classifiers is right more often than the second.
 
-    The difference of their mean accuracies must be above `LEAST_ACCURACY_GAP`. Its interval is
-    Welch's, over models and pairs of texts.
+    The classifiers are judged alone, without stitches. The difference of the mean accuracies of
+    both groups must be above `LEAST_ACCURACY_GAP`. Its interval is over models and pairs of texts.
+    It is Student's t with one degree of freedom less than the smaller group has models, the least
+    that Welch's formula can give, so that it is too wide rather than too narrow.
     """
     group_of_models = list(population.group_of.values())
     # For each of the first two groups, (models, n): 1 if a model is right about a pair of texts.
