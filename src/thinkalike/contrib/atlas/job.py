@@ -61,7 +61,8 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, str | FinishedJobs]:
         """Run a job for each measure and pair of models; return the results and the model names.
 
-        Jobs that the store has already are not run again.
+        These are the inputs of an atlas, which compares the measures with each other. Jobs that
+        the store has already are not run again.
         """
         jobs = inner_jobs(config)
         results = run_jobs([job.config for job in jobs], shown=False)

@@ -113,8 +113,11 @@ JUDGES = (
 def judge_source(evidence: Evidence) -> dict[str, float]:
     """Return the value of each measure of similarity for a source, by the name of its column.
 
-    Further columns, such as the ends of intervals, are those that a verdict is based on (a word
-    for how the source is similar to the target).
+    `evidence.columns` adds the columns, such as the ends of intervals, that a verdict is based on
+    (a word for how the source is similar to the target).
+
+    Args:
+        evidence: The states of a source and of the target, and what measures derive from them.
     """
     values = {judge.name: judge.value(evidence) for judge in JUDGES}
     return values | evidence.columns

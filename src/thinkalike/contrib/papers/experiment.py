@@ -416,5 +416,6 @@ def _settings_of_how_models_run(config: AnalyzeConfig) -> dict[str, object]:
     """
     if config.model.name:
         return {}
+    # `RUNS` are the names of the settings that say how a model runs, and not which it is.
     settings = {name: getattr(config.model, name) for name in RUNS}
     return {name: value for name, value in settings.items() if value is not None}

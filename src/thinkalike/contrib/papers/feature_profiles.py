@@ -47,9 +47,9 @@ class Profiles:
 
     @property
     def family(self) -> str:
-        """The architecture of the model, as the result states it.
+        """The architecture of the model, such as "mamba".
 
-        The configuration of a user's own model may lack it.
+        It is read from the result, since the configuration of a user's own model may not state it.
         """
         return str(self.result.provenance["models"][0]["family"])
 

@@ -277,6 +277,8 @@ class CarriedProbes(
                 f"average, probes of the target itself on {native['accuracy']:.2f}, and chance is "
                 f"{native['chance']:.2f}."
             )
+        # For each layer pair, the share of variance that φ, from source to target, leaves
+        # unexplained.
         unexplained = result.tables["maps"]["phi"]
         show_text(
             f"The maps leave {unexplained.min():.2f} to {unexplained.max():.2f} of held-out text "
