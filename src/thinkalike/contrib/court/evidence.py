@@ -165,6 +165,7 @@ class Evidence:
         """
         source = self._source_states(self.materials.fit_rows)
         target = self.target_results.fit_states
+        # A few tokens with massive activations (very large states) would decide the fit.
         is_fitted = _is_not_massive(source, target)
         n_fitted = int(is_fitted.sum())
 

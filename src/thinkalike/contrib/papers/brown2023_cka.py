@@ -303,16 +303,16 @@ def _claim_that_cka_is_symmetric(experiment: ExperimentRun) -> Claim:
     """Judge the claim that CKA between a SoLU and a GeLU model is the same in both directions.
 
     The statistic is the mean CKA of an earlier SoLU layer with a later GeLU layer, minus that of
-    the later SoLU layer with the earlier GeLU layer. It must be nearly 0.
+    the later SoLU layer with the earlier GeLU layer. Its interval, over documents, must be near 0.
     """
 
-    def direction(matrices: Sequence[Tensor]) -> Tensor:
+    def asymmetry_of(matrices: Sequence[Tensor]) -> Tensor:
         """Return the statistic of the only matrix, from the SoLU to the GeLU model."""
         return one_sidedness(matrices[0])
 
     solu, gelu = experiment.names
     result = _result_of_pair(experiment, (solu, gelu))
-    asymmetry = jackknifed(direction, [result])
+    asymmetry = jackknifed(asymmetry_of, [result])
     return judged_claim(
         "CKA between SoLU and GeLU shows no direction",
         [(Bound("within", NO_DIRECTION), asymmetry)],

@@ -588,9 +588,11 @@ def cluster_claims(population: PopulationResult) -> list[Claim]:
     blocks, about three quarters or more, in front of the target's late blocks). The other one uses
     distances from CKA.
     """
-    flips = population.flips.mean(-1)  # (source, target, cut): the share of changed predictions
+    # (source, target, cut): the share of the pairs of texts whose prediction changes. A cut is the
+    # number of blocks of the source.
+    flips = population.flips.mean(-1)
     n_blocks = flips.shape[-1] - 1
-    first_late_cut = int(LATE_SHARE * n_blocks)  # the number of blocks of the source
+    first_late_cut = int(LATE_SHARE * n_blocks)  # rounded down
     # At the last cut, all blocks are those of the source; it is left out.
     directed_flips = flips[..., first_late_cut:-1].mean(-1)  # (source, target)
     late_flips = symmetric(directed_flips).fill_diagonal_(0)  # a distance between two models
@@ -601,7 +603,7 @@ def cluster_claims(population: PopulationResult) -> list[Claim]:
 
 
 def _cluster_claim(
-    population: PopulationResult, source: str, distances: Float[Tensor, "m m"]
+    population: PopulationResult, origin: str, distances: Float[Tensor, "m m"]
 ) -> Claim:
     """Judge the claim that clusters of the models, by some distances, are their groups.
 
@@ -610,7 +612,7 @@ def _cluster_claim(
 
     Args:
         population: The result of a population.
-        source: What the distances come from, in words.
+        origin: What the distances come from, in words.
         distances: The distance between any two of the m models.
     """
     n_clusters = len(population.group_names)
@@ -625,7 +627,7 @@ def _cluster_claim(
         findings.append(f"adjusted Rand index with {name} {rand_index:.2f}, p = {p:.4f}")
         rand_indices[name] = rand_index
     return judged_claim(
-        f"clusters from {source} alone are the groups",
+        f"clusters from {origin} alone are the groups",
         [(Bound("above", LEAST_RAND_INDEX), rand_indices["the groups"])],
         finding=", ".join(findings),
         units=population.units,

@@ -161,7 +161,9 @@ class Experiment(
         accepted_model_counts: Sequence[int] = (),
         prints_table: bool = False,
     ):
-        """Define an experiment of a paper.
+        """Define an experiment: a figure or table of a paper, whose claims are judged.
+
+        Its numbers come from inner jobs, which compare or train some models.
 
         Args:
             name: The name, such as brown2023/figure1.

@@ -243,6 +243,7 @@ def _finetuned(config: PopulationJob, start: Sequence[str], arguments: Sequence[
     job = compose_inner_job("train", overrides)
     assert isinstance(job, NLIJob)
 
+    # The composed job has default settings of pairs, except for those that `arguments` change.
     changed_pair_settings = {}
     for argument in arguments:
         if argument.startswith(PAIRS_PREFIX):

@@ -78,7 +78,7 @@ def load_sae(folder: str | os.PathLike[str]) -> SparseAutoencoder:
     try:
         settings = read_json(directory / CONFIG)
         weights = load_file(regular(directory / WEIGHTS))
-        k = _active_latents(settings)
+        k = _active_latents(settings)  # None for ReLU
         _check_shapes(settings, weights)
         return SparseAutoencoder(**_with_options_applied(settings, weights), k=k)
     except (OSError, ValueError, SafetensorError) as error:

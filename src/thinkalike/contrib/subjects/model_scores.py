@@ -63,8 +63,8 @@ class ModelScores:
     def ceiling_scores(self) -> SubjectScores:
         """Return the lower end of the noise ceiling in the form of the scores of a model.
 
-        It is the score that the mean of all other subjects has in each subject, for all stimuli and
-        for each resample of the stimuli.
+        It is the score that the mean of all other subjects has in each subject, for all stimuli
+        and for each resample of the stimuli.
         """
         return SubjectScores(values=self.ceiling.lower, replicates=self.lower)
 

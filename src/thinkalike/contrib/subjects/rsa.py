@@ -102,7 +102,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         if "models" not in result.tables:
             return [ceiling]
         best_row = result.details.iloc[int(result.details["value"].argmax())]
-        low_column, high_column = _interval_columns(best_row)
+        low_column, high_column = _interval_columns(best_row)  # of the widest interval
         best_score = Headline.with_ends(
             "best", best_row["value"], best_row[low_column], best_row[high_column]
         )

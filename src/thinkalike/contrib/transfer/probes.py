@@ -365,9 +365,9 @@ def _mean_scalars(table: pd.DataFrame) -> dict[str, float]:
     """Return mean accuracies over features and layer pairs, by name, without means that are NaN.
 
     Native probes were fitted on the target. Carried probes were fitted on the source, and read the
-    target through a map; the share is that of the native accuracy above chance which they reach.
-    The means are over the rows of the first split; a split is what is held out together, sentences
-    or words.
+    target through a map. "share_above_chance" is their accuracy above chance divided by that of
+    native probes. Only rows of the first split count; a split is what is held out together,
+    sentences or words.
     """
     of_split = table[table["split"] == table["split"].iloc[0]]
     native = of_split[of_split["condition"] == NATIVE]

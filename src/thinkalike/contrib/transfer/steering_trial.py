@@ -289,7 +289,8 @@ class SteeringTrial:
     ) -> Float[Tensor, "n d"]:
         """Return a steering vector for each text, computed from the pairs of all other folds.
 
-        It is the mean over these pairs of the counterpart's state minus the text's state. Both are
+        A pair is a text and its counterpart, such as one with the noun in the plural. The vector
+        is the mean over these pairs of the counterpart's state minus the text's state. Both are
         states at the last token of the word that carries the feature, such as the noun if the
         pairs differ in number.
 
