@@ -110,11 +110,11 @@ class Profiles:
 
 
 def feature_index(feature: str, features: Sequence[str]) -> int:
-    """Return the index of a feature in the list of all features of the stimuli.
+    """Return the index of a feature, such as "PoS" (part of speech), in the list of all features.
 
     Raises:
-        DataError: The stimuli do not have the feature, so that the paper's claims cannot be
-            tested on them.
+        DataError: The stimuli do not have the feature, so that the paper's claims about it cannot
+            be tested on them.
     """
     if feature not in features:
         raise DataError(
@@ -147,7 +147,8 @@ def lead_over_others(
     is the same feature on all folds, but may differ between layers.
 
     Args:
-        importances: The importance of each of f features on each of k folds.
+        importances: The importance of each of f features on each of k folds. The axes *l, such
+            as layers, are optional.
         features: The names of the features, in order.
 
     Raises:

@@ -65,7 +65,7 @@ def _claim_that_part_of_speech_leads(model: Profiles) -> Claim:
     0 by its interval over folds of the stimuli.
     """
     lead = lead_over_others(model.importances, model.features)  # (folds, layers)
-    n_layers_led = model.leading.count("PoS")
+    n_layers_led = model.leading.count("PoS")  # `leading` is the first feature of each layer
     statistic_name = (
         f"it is first in {n_layers_led} of {model.n_layers} layers; it leads the next by"
     )

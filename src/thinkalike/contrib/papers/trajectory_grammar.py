@@ -198,9 +198,8 @@ def _claim_that_feature_appears(onsets: pd.DataFrame, feature: str, units: str) 
     """Judge the claim that a feature is absent at first, and appears later in most seeds.
 
     The onset of a layer is the checkpoint from which the feature can be read out. A run is the
-    training with one seed. A seed supports
-    the claim if its earliest onset is after step 0. The claim is untestable if no layer of any
-    seed has an onset.
+    training with one seed. A seed supports the claim if its earliest onset is after step 0. The
+    claim is untestable if no layer of any seed has an onset.
 
     Args:
         onsets: A row for each run, feature and layer; the onset is NaN where there is none.

@@ -94,8 +94,8 @@ def count_members(config: PopulationJob) -> int:
     """Return how many classifiers the population has, without loading or fine-tuning any.
 
     If `population.base` is set, they are fine-tuned, with `per_group` of them in each group. There
-    is a group for each parent (a classifier that the others are fine-tuned from), or two groups
-    without parents. If `base` is None, they are published classifiers, which the settings
+    is a group for each parent (a classifier that the others are fine-tuned from) or, if there are
+    no parents, two groups. If `base` is None, they are published classifiers, which the settings
     `generalizing` and `heuristic` list.
     """
     population = config.population
