@@ -54,6 +54,7 @@ def _mean_over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[
     """Return a function that averages a measure over random samples of tokens.
 
     It is for measures that compare all pairs of tokens, which would cost too much on all tokens.
+    The function takes `Evidence`, which has the states of a source and of the target, and samples.
 
     Args:
         measure: Returns a scalar for two sets of states (n, d) and (n, e) of the same tokens.

@@ -75,7 +75,7 @@ class SAEMaterials:
 
     @classmethod
     def of(cls, config: SAEJob, source_result: Result | None) -> SAEMaterials:
-        """Load the models and the text, and check that they fit together.
+        """Load what a job of task=sae needs: models and text; check that they fit together.
 
         Args:
             config: The configuration of the job.
@@ -176,7 +176,7 @@ class SAEMaterials:
         if start == "transferred":
             return self._mapped_source_autoencoder(seed)
         random = SparseAutoencoder.random(
-            self.model.d_model, self.config.width, self.config.active, seed
+            d=self.model.d_model, f=self.config.width, k=self.config.active, seed=seed
         )
         # The random one is made for standardised states.
         sae = for_original_states(random.to(self.mean.device), self.mean, self.scale)

@@ -170,7 +170,7 @@ class CarriedProbes(
         between the models are fitted. For the control with an untrained target, the text is read
         again. The time to fit probes is left out.
         """
-        passes_over_text = super().model_passes(config, shapes)
+        passes_over_text = super().model_passes(config, shapes)  # to fit the maps
         passes = [*sentence_passes(config, shapes), *passes_over_text]
         if config.measure_as(ProbesConfig).untrained:
             passes += [replace(item, phase="untrained target") for item in passes_over_text]
