@@ -71,6 +71,7 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
     # Names are made for all models together, so that no two models have the same name.
     name_of = dict(zip(models, distinct_labels(list(models.values())), strict=True))
 
+    # `kind` is the name of a measure, so the atlas and its measures must differ in it.
     atlas_settings = {field.name for field in fields(atlas)} - {"kind"}
     jobs = []
     for measure in atlas.measures:

@@ -61,7 +61,8 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, str | FinishedJobs]:
         """Run a job for each measure and pair of models; return the results and the model names.
 
-        Jobs that the store has already are not run again.
+        These are the inputs of an atlas, which compares the measures with each other. Jobs that
+        the store has already are not run again.
         """
         jobs = inner_jobs(config)
         results = run_jobs([job.config for job in jobs], shown=False)
@@ -128,7 +129,12 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         draw_ranks(table_of_ranks, names, folder)
 
     def show(self, result: Result) -> None:
-        """Print the mean agreement, and where measures agree most and least."""
+        """Print how well the measures of an atlas agree.
+
+        These are the mean agreement, the pairs of measures that agree most and least, and the
+        layer pairs on which measures differ most. The agreement of two measures is Spearman's ρ
+        over layer pairs.
+        """
         table = result.tables["agreement"]
         scalars = result.scalars
         mean = span(
@@ -145,6 +151,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         )
 
         ascending = table.sort_values("rho", kind="stable")
+        # Both in descending order.
         highest = ascending[::-1][:ROWS_SHOWN]
         lowest = ascending[:ROWS_SHOWN][::-1]
         for rows in (highest, lowest):

@@ -24,6 +24,10 @@ def with_noisy_states(materials: Materials, share: float) -> StateFunction:
     """Return a function of tokens: the target's states plus normal noise.
 
     The standard deviation of the noise is `share` times that of the states, in each dimension.
+
+    Args:
+        materials: The target model with its layer, the text, and a seed for each purpose.
+        share: The size of the noise; with 1 it varies as much as the states.
     """
     unit_noise = noise_for(materials, "noisy states")
     noise_size = share * materials.standard_deviations
@@ -128,8 +132,12 @@ def _gradients_of_loss(materials: Materials) -> Float[Tensor, "n d"]:
 def superset(materials: Materials) -> StateFunction:
     """Return a function of tokens: the target's states concatenated with large noise.
 
-    There are as many dimensions of noise as of states. The standard deviation of the noise is
-    `ADDED_SPREAD` times the typical (root mean square) standard deviation of a state's dimension.
+    So the source contains all that the target's states contain, and more. There are as many
+    dimensions of noise as of states. The standard deviation of the noise is `ADDED_SPREAD` times
+    the typical (root mean square) standard deviation of a state's dimension.
+
+    Args:
+        materials: The target model with its layer, the text, and a seed for each purpose.
     """
     unit_noise = noise_for(materials, "superset")
     typical_deviation = materials.standard_deviations.square().mean().sqrt()

@@ -70,7 +70,9 @@ class Evidence:
 
     @cached_property
     def samples(self) -> list[Int[Tensor, " n"]]:
-        """Disjoint random samples of token indices, for measures that compare all pairs of tokens.
+        """Disjoint random samples of tokens, for measures that compare all pairs of tokens.
+
+        A sample has indices among the tokens that are compared (`is_compared`).
 
         There are at most `MOST_SAMPLES` samples of `SAMPLE_TOKENS` tokens each. If there are fewer
         tokens than one sample has, one sample holds all of them.
@@ -92,7 +94,8 @@ class Evidence:
     def later(self) -> float:
         """How much the source's states change when later tokens are replaced.
 
-        It is 0 for a causal source, see `relative_change_by_later_tokens`.
+        It is the squared change, relative to the squared distance of a state from the mean state:
+        0 for a causal source, or near 0 if the source has random noise.
         """
         return relative_change_by_later_tokens(self.source, self.materials.fit_rows)
 
@@ -162,6 +165,7 @@ class Evidence:
         """
         source = self._source_states(self.materials.fit_rows)
         target = self.target_results.fit_states
+        # A few tokens with massive activations (very large states) would decide the fit.
         is_fitted = _is_not_massive(source, target)
         n_fitted = int(is_fitted.sum())
 

@@ -37,8 +37,13 @@ def rescaled(materials: Materials) -> StateFunction:
 def through_affine(materials: Materials, condition: float) -> StateFunction:
     """Return a function of tokens: the target's states after a random affine map.
 
-    Its matrix has a condition number of `condition`: its singular values are evenly spaced on a
-    logarithmic scale from 1 to `condition`.
+    The matrix of the map has singular values that are evenly spaced on a logarithmic scale from 1
+    to `condition`, and random directions. The shift of each dimension is a normal number with the
+    standard deviation of the target's states in this dimension.
+
+    Args:
+        materials: The target model with its layer, the text, and a seed for each purpose.
+        condition: The condition number of the matrix.
     """
     left = materials.orthogonal_for("affine, left")
     right = materials.orthogonal_for("affine, right")

@@ -291,7 +291,7 @@ def _spread_rows(rows: TokenRows, n_tokens: int) -> TokenRows:
         rows: All rows of tokens of the evaluation text.
         n_tokens: How many tokens are wanted. The result has at most as many, as rows are whole.
     """
-    step = max(rows.tokens.numel() // n_tokens, 1)
+    step = max(rows.tokens.numel() // n_tokens, 1)  # every row is taken if there are few
     n_rows = n_tokens // rows.context  # `context` is the length of a row
     evenly_spaced = rows.select(slice(None, None, step))
     return evenly_spaced.select(slice(n_rows))

@@ -54,6 +54,7 @@ def _mean_over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[
     """Return a function that averages a measure over random samples of tokens.
 
     It is for measures that compare all pairs of tokens, which would cost too much on all tokens.
+    The function takes `Evidence`, which has the states of a source and of the target, and samples.
 
     Args:
         measure: Returns a scalar for two sets of states (n, d) and (n, e) of the same tokens.
@@ -113,8 +114,11 @@ JUDGES = (
 def judge_source(evidence: Evidence) -> dict[str, float]:
     """Return the value of each measure of similarity for a source, by the name of its column.
 
-    Further columns, such as the ends of intervals, are those that a verdict is based on (a word
-    for how the source is similar to the target).
+    `evidence.columns` adds the columns, such as the ends of intervals, that a verdict is based on
+    (a word for how the source is similar to the target).
+
+    Args:
+        evidence: The states of a source and of the target, and what measures derive from them.
     """
     values = {judge.name: judge.value(evidence) for judge in JUDGES}
     return values | evidence.columns

@@ -103,6 +103,7 @@ def with_next_token(
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
         """Return the target's state + the vector of the next token, at each position."""
         following = next_tokens(materials, rows).long().to(vectors.device)
+        # The last token of a row has no next one; "no token" has a vector of zeros.
         return materials.target_states(rows) + vectors[following]
 
     return states

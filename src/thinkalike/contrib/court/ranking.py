@@ -178,11 +178,17 @@ class DoseRow(NamedTuple):
 def _dose_rows(table: pd.DataFrame, judge: Judge) -> list[DoseRow]:
     """Return a row for each dose in rising order, with the judge's mean value over courts.
 
-    A dose is a source named such as "20 % own", of whose variance 20 % come from the target. If
-    the judge is a distance, its values are negated for the rank correlation of dose and
-    similarity, but not in the rows.
+    A dose is a source named such as "20 % own", of whose variance 20 % come from the target. All
+    rows have the same rank correlation, of the doses with the similarity by the judge.
+
+    Args:
+        table: A row for each court (a target, layer and seed) and source, with a column for each
+            judge.
+        judge: The similarity measure. The values of a distance are negated for the correlation
+            alone.
     """
-    mean_scores = scores_by_court(table, judge, ["dose"]).mean()  # over courts
+    # Over courts; the scores of a distance are its negated values.
+    mean_scores = scores_by_court(table, judge, ["dose"]).mean()
     by_percentage = []
     for source, score in mean_scores.items():
         percentage = float(str(source).split()[0])
@@ -193,7 +199,7 @@ def _dose_rows(table: pd.DataFrame, judge: Judge) -> list[DoseRow]:
     rank_correlation = float(spearman(percentages, ordered_scores))
     rows = []
     for percentage, score in by_percentage:
-        value = score if judge.higher else -score
+        value = score if judge.higher else -score  # the values of a distance are not negated
         rows.append(DoseRow(judge.name, percentage / 100, value, rank_correlation))
     return rows
 

@@ -92,7 +92,8 @@ class Source:
     ) -> list[Float[Tensor, "b t d"]]:
         """Return the states of the tokens, one tensor for each of `layers`.
 
-        A source has one layer only, so all tensors are the same. The mask is ignored.
+        A source is a function from tokens to states that is read like a model of one layer, so all
+        tensors are the same. The mask, which says where padding is, is ignored.
         """
         return [self._states(rows)] * len(layers)
 

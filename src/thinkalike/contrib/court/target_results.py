@@ -144,8 +144,12 @@ class TargetResults:
 
     @cached_property
     def _mixing_states(self) -> dict[str, Float[Tensor, "n d"]]:
-        """The states of networks that only mix earlier tokens, by name, at the inner tokens."""
-        mixing = TokenMixing(self.materials.target)  # its layers are the names of networks
+        """The states of networks that only mix the embeddings of the tokens so far, by name.
+
+        They are the states of the evaluation text at its inner tokens: all but the first and the
+        last of each row. `predictors` says what the target shares with these networks.
+        """
+        mixing = TokenMixing(self.materials.target)  # each of its layers is one such network
         states = inner_states(
             lambda rows: mixing.residuals(rows, MIXING), self.materials.evaluation_rows
         )

@@ -184,8 +184,9 @@ def gaussian(materials: Materials) -> StateFunction:
 def other_context(materials: Materials) -> StateFunction:
     """Return a function of tokens: the target's state at the same token in another document.
 
-    A hash of the tokens up to the current one decides which occurrence of the token is taken. A
-    token that does not occur in the other documents gets the mean of all states.
+    The other documents are `materials.other_rows`. A hash of the tokens up to the current one
+    decides which occurrence of the token is taken. A token that does not occur in the other
+    documents gets the mean of all states.
     """
     seed = materials.seed_for("other context")
     mean = materials.mean

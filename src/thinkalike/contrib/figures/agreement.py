@@ -87,7 +87,7 @@ def draw_ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> No
 
 
 def _draw_rank_heatmap(axes: Axes, layer_pairs: pd.DataFrame, measure: str) -> AxesImage:
-    """Draw the ranks of the layer pairs of two models by one measure, from 0 to 1.
+    """Draw the ranks of the layer pairs of two models by one measure, from 0 to 1 (most similar).
 
     The source's layers run upwards, and the target's to the right. The image is returned for a
     colour bar.

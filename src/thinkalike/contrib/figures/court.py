@@ -89,9 +89,10 @@ def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
     n_down = ceil(len(curves) / n_across)
     height = DOSE_HEIGHT * n_down + TITLE_HEIGHT
     with canvas(PAGE, height, n_down, n_across, squeeze=False, sharex=True) as (figure, panels):
-        for axes, (judge, curve) in zip(panels.flat, curves.items(), strict=False):
+        # The grid may have more panels than there are measures.
+        for axes, (measure, curve) in zip(panels.flat, curves.items(), strict=False):
             axes.plot(curve["own_share"], curve["value"], "o-", color=colour_of(0), markersize=3)
-            axes.set_ylabel(UNITS.get(judge, judge))
+            axes.set_ylabel(UNITS.get(measure, measure))  # the name, if it has no unit
         for axes in panels[-1]:
             axes.set_xlabel("share of the target's own variance")
         leave_out(panels.flat[len(curves) :])  # panels of the grid without a measure

@@ -28,9 +28,13 @@ SMOOTHED_STEPS = 10  # of a running mean
 def draw_directions(table: pd.DataFrame, folder: Path) -> None:
     """Draw the penalty of stitches against the layer, a line for each source and target.
 
+    A stitch maps the states of a source to those of a target. Its penalty is the target's loss
+    when it reads the mapped states, minus its own loss.
+
     Args:
-        table: A row for each source, target and layer, with the penalty and its interval. There is
-            a panel for each value of the column `group`.
+        table: A row for each source, target and layer, with the columns penalty, penalty_low and
+            penalty_high. There is a panel for each value of the column `group`, with at most
+            eight pairs of source and target.
         folder: Where the figure is written.
     """
     groups = list(dict.fromkeys(table["group"]))
@@ -41,17 +45,19 @@ def draw_directions(table: pd.DataFrame, folder: Path) -> None:
             rows_of_group = table[table["group"] == group]
             directions = rows_of_group.groupby(["source", "target"], sort=True)
             for number, ((source, target), rows) in enumerate(directions):
+                # When all colours are used, they are used again with the next line style.
                 line(
                     axes,
                     rows.reset_index(),
-                    "penalty",
-                    ("penalty_low", "penalty_high"),
-                    f"{source} → {target}",
-                    COLOURS[number % len(COLOURS)],
-                    LINE_STYLES[number // len(COLOURS)],
+                    column="penalty",
+                    ends=("penalty_low", "penalty_high"),
+                    label=f"{source} → {target}",
+                    colour=COLOURS[number % len(COLOURS)],
+                    style=LINE_STYLES[number // len(COLOURS)],
                 )
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-            axes.set_xticks(range(rows_of_group["source_layer"].nunique()))
+            n_layers = rows_of_group["source_layer"].nunique()
+            axes.set_xticks(range(n_layers))
             axes.set(xlabel="layer of the stitch", title=group)
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25))
         panels[0][0].set_ylabel("penalty [nats per token]")

@@ -307,16 +307,16 @@ def _claim_that_cka_is_symmetric(experiment: ExperimentRun) -> Claim:
     """Judge the claim that CKA between a SoLU and a GeLU model is the same in both directions.
 
     The statistic is the mean CKA of an earlier SoLU layer with a later GeLU layer, minus that of
-    the later SoLU layer with the earlier GeLU layer. It must be nearly 0.
+    the later SoLU layer with the earlier GeLU layer. Its interval, over documents, must be near 0.
     """
 
-    def direction(matrices: Sequence[Tensor]) -> Tensor:
+    def asymmetry_of(matrices: Sequence[Tensor]) -> Tensor:
         """Return the statistic of the only matrix, from the SoLU to the GeLU model."""
         return one_sidedness(matrices[0])
 
     solu, gelu = experiment.names
     result = _result_of_pair(experiment, (solu, gelu))
-    asymmetry = jackknifed(direction, [result])
+    asymmetry = jackknifed(asymmetry_of, [result])
     return judged_claim(
         "CKA between SoLU and GeLU shows no direction",
         [(Bound("within", NO_DIRECTION), asymmetry)],
@@ -416,17 +416,21 @@ def _conclude_figure10(experiment: ExperimentRun) -> Conclusion:
     claims = [_claim_that_likeness_grows(experiment)]
     all_but_smallest = experiment.names[1:]
     claims += [_claim_that_layers_form_blocks(experiment, name) for name in all_but_smallest]
-    return _conclusion(experiment, claims, [(name, name) for name in experiment.names])
+    each_model_with_itself = [(name, name) for name in experiment.names]
+    return _conclusion(experiment, claims, each_model_with_itself)
 
 
 def _conclude_figures_4_and_5(experiment: ExperimentRun) -> Conclusion:
-    """Judge the claim of figure 4 or 5 of Brown et al. 2023: CKA of a SoLU and a GeLU model.
+    """Judge the claim of figure 4 or 5 of Brown et al. 2023: CKA shows no direction.
 
-    The figures differ only in the depth of these models: 3 layers or 4.
+    It says that CKA of an earlier layer of a SoLU model with a later layer of a GeLU model is the
+    same as that of the later SoLU layer with the earlier GeLU layer. The figures differ only in
+    the depth of these models: 3 layers or 4.
     """
     solu, gelu = experiment.names
-    drawn = [(gelu, gelu), (solu, solu), (solu, gelu)]
-    return _conclusion(experiment, [_claim_that_cka_is_symmetric(experiment)], drawn)
+    model_pairs_drawn = [(gelu, gelu), (solu, solu), (solu, gelu)]
+    claims = [_claim_that_cka_is_symmetric(experiment)]
+    return _conclusion(experiment, claims, model_pairs_drawn)
 
 
 def _head_dimensions(config: ModelConfig) -> dict[str, int]:

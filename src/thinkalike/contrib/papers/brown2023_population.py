@@ -150,9 +150,11 @@ def _conclude_figure8(experiment: ExperimentRun) -> Conclusion:
 
 
 def _distance_table(population: PopulationResult) -> pd.DataFrame:
-    """Return a row for each source and target with their groups and their distance.
+    """Return a row for each two classifiers of a population, with their groups and distance.
 
-    The column `pair` has the names of both groups in alphabetical order, and `value` the distance.
+    Each of the two is the source in one row and the target in another. The distance (column
+    `value`) is √Σ arccos²(CKA) over layers. `pair` has the names of both groups in alphabetical
+    order.
     """
     rows = []
     for source, target in itertools.product(population.group_of.items(), repeat=2):
@@ -399,8 +401,10 @@ def _judged_stitch_claim(
 def accuracy_gap_claim(population: PopulationResult) -> Claim:
     """Judge the claim that the first group of classifiers is right more often than the second.
 
-    The difference of their mean accuracies must be above `LEAST_ACCURACY_GAP`. Its interval is
-    Welch's, over models and pairs of texts.
+    The classifiers are judged alone, without stitches. The difference of the mean accuracies of
+    both groups must be above `LEAST_ACCURACY_GAP`. Its interval is over models and pairs of texts.
+    It is Student's t with one degree of freedom less than the smaller group has models, the least
+    that Welch's formula can give, so that it is too wide rather than too narrow.
     """
     group_of_models = list(population.group_of.values())
     # For each of the first two groups, (models, n): 1 if a model is right about a pair of texts.
@@ -592,9 +596,11 @@ def cluster_claims(population: PopulationResult) -> list[Claim]:
     blocks, about three quarters or more, in front of the target's late blocks). The other one uses
     distances from CKA.
     """
-    flips = population.flips.mean(-1)  # (source, target, cut): the share of changed predictions
+    # (source, target, cut): the share of the pairs of texts whose prediction changes. A cut is the
+    # number of blocks of the source.
+    flips = population.flips.mean(-1)
     n_blocks = flips.shape[-1] - 1
-    first_late_cut = int(LATE_SHARE * n_blocks)  # the number of blocks of the source
+    first_late_cut = int(LATE_SHARE * n_blocks)  # rounded down
     # At the last cut, all blocks are those of the source; it is left out.
     directed_flips = flips[..., first_late_cut:-1].mean(-1)  # (source, target)
     late_flips = symmetric(directed_flips).fill_diagonal_(0)  # a distance between two models
@@ -605,7 +611,7 @@ def cluster_claims(population: PopulationResult) -> list[Claim]:
 
 
 def _cluster_claim(
-    population: PopulationResult, source: str, distances: Float[Tensor, "m m"]
+    population: PopulationResult, origin: str, distances: Float[Tensor, "m m"]
 ) -> Claim:
     """Judge the claim that clusters of the models, by some distances, are their groups.
 
@@ -614,7 +620,7 @@ def _cluster_claim(
 
     Args:
         population: The result of a population.
-        source: What the distances come from, in words.
+        origin: What the distances come from, in words.
         distances: The distance between any two of the m models.
     """
     n_clusters = len(population.group_names)
@@ -629,7 +635,7 @@ def _cluster_claim(
         findings.append(f"adjusted Rand index with {name} {rand_index:.2f}, p = {p:.4f}")
         rand_indices[name] = rand_index
     return judged_claim(
-        f"clusters from {source} alone are the groups",
+        f"clusters from {origin} alone are the groups",
         [(Bound("above", LEAST_RAND_INDEX), rand_indices["the groups"])],
         finding=", ".join(findings),
         units=population.units,

@@ -105,9 +105,13 @@ MODELS = {scale: _models_of_directions(directions) for scale, directions in DIRE
 
 
 def _stitching_jobs(experiment: ExperimentRun) -> list[InnerJob]:
-    """Return one stitching job for each pair of a source and a target of the experiment."""
-    # The floor is the loss of a target that is stitched into itself. It is not computed here,
-    # since stitches of each model into itself are jobs of their own.
+    """Return one stitching job for each source and target that the figures compare.
+
+    With the paper's recipe, stitches are affine maps. At mini scale, `MINI_ARGUMENTS` make the
+    evaluation shorter.
+    """
+    # The floor is the loss of a target that is stitched into itself. It is not computed as a part
+    # of these jobs, since `DIRECTIONS` has each model stitched into itself as a separate job.
     arguments = ["stitch.floor=false"]
     if experiment.config.recipe == "paper":
         arguments.append("stitch=affine")
@@ -371,9 +375,9 @@ def _claim_that_stitches_learn(
 ) -> Claim:
     """Judge the claim that the training loss of every stitch falls.
 
-    The change is the mean loss of the last steps minus that of the first steps. Its interval is
-    Welch's, over steps, and infinite if there is only one step; the intervals hold for all
-    stitches together.
+    The change is the mean loss of the last steps minus that of the first steps, and must be below
+    0. Its interval is over steps, and infinite if there is only one step. The intervals hold for
+    all stitches together.
 
     Args:
         curves: The training losses of each direction, with one stitch for each layer.
@@ -385,6 +389,7 @@ def _claim_that_stitches_learn(
     n_last = len(last_losses)
     variance_of_change = first_losses.var(0) / n_first + last_losses.var(0) / n_last
     standard_error = variance_of_change.sqrt().nan_to_num(torch.inf)  # NaN for a single step
+    # The least that Welch's formula can give; 1 for a single step, whose interval is infinite.
     degrees_of_freedom = max(min(n_first, n_last) - 1, 1)
     n_stitches = standard_error.numel()
     t = student_t(bonferroni_level(n_stitches), degrees_of_freedom)

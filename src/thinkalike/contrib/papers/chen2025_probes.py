@@ -155,7 +155,7 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
             name = "probes" if len(experiment.results) == 1 else label.replace(" ", "-")
             draw_probes(result.details, folder, name)
 
-    return Conclusion(table, claims, draw, blank=BLANK)
+    return Conclusion(table, claims, draw, blank=BLANK)  # the columns that may have empty cells
 
 
 def _claims_about_context_features(probed: ProbedLayers) -> Iterator[Claim]:

@@ -106,6 +106,7 @@ class SteeringEffects:
         if rows.empty or rows["share"].isna().any():
             return None
         arrays = self.result.arrays
+        # The array of effects has a row for each row of the table.
         steered, natural = jackknifed_mean_effects(
             torch.from_numpy(arrays["effects"])[rows.index.tolist()],
             torch.from_numpy(arrays["natural"]),
@@ -276,6 +277,8 @@ def _claims_about_questions(steering: SteeringEffects) -> Iterator[Claim]:
     A claim is about the effect of a vector as a share of the natural effect, that of a question in
     the text. The vector is added at the word and all later tokens. The native direction was
     computed in the target; the carried one in the source, and mapped to the target.
+    `BEYOND_RANDOM` is the share of the carried vector, with the norm of the native one, minus that
+    of a random vector.
     """
     for text, condition, bound in (
         (

@@ -161,7 +161,9 @@ class Experiment(
         accepted_model_counts: Sequence[int] = (),
         prints_table: bool = False,
     ):
-        """Define an experiment of a paper.
+        """Define an experiment: a figure or table of a paper, whose claims are judged.
+
+        Its numbers come from inner jobs, which compare or train some models.
 
         Args:
             name: The name, such as brown2023/figure1.
@@ -422,5 +424,6 @@ def _settings_of_how_models_run(config: AnalyzeConfig) -> dict[str, object]:
     """
     if config.model.name:
         return {}
+    # `RUNS` are the names of the settings that say how a model runs, and not which it is.
     settings = {name: getattr(config.model, name) for name in RUNS}
     return {name: value for name, value in settings.items() if value is not None}

@@ -47,9 +47,9 @@ class Profiles:
 
     @property
     def family(self) -> str:
-        """The architecture of the model, as the result states it.
+        """The architecture of the model, such as "mamba".
 
-        The configuration of a user's own model may lack it.
+        It is read from the result, since the configuration of a user's own model may not state it.
         """
         return str(self.result.provenance["models"][0]["family"])
 
@@ -110,11 +110,11 @@ class Profiles:
 
 
 def feature_index(feature: str, features: Sequence[str]) -> int:
-    """Return the index of a feature in the list of all features of the stimuli.
+    """Return the index of a feature, such as "PoS" (part of speech), in the list of all features.
 
     Raises:
-        DataError: The stimuli do not have the feature, so that the paper's claims cannot be
-            tested on them.
+        DataError: The stimuli do not have the feature, so that the paper's claims about it cannot
+            be tested on them.
     """
     if feature not in features:
         raise DataError(
@@ -150,7 +150,8 @@ def lead_over_others(
     is the same feature on all folds, but may differ between layers.
 
     Args:
-        importances: The importance of each of f features on each of k folds.
+        importances: The importance of each of f features on each of k folds. The axes *l, such
+            as layers, are optional.
         features: The names of the features, in order.
 
     Raises:

@@ -155,7 +155,10 @@ class PopulationResult:
         return f"{self.units}, {self.penalties.shape[-1]} pairs of texts"
 
     def _array(self, name: str) -> Tensor:
-        """Return an array (source, target, ...) of the result, for models of chosen groups."""
+        """Return an array of the result, whose first axes are source and target.
+
+        Both axes have only the models of the chosen groups.
+        """
         is_chosen = [model in self.group_of for model in self._group_of_all]
         indices = torch.tensor(is_chosen).nonzero()[:, 0]
         all_models = torch.from_numpy(self.result.arrays[name])

@@ -65,7 +65,7 @@ def _claim_that_part_of_speech_leads(model: Profiles) -> Claim:
     0 by its interval over folds of the stimuli.
     """
     lead = lead_over_others(model.importances, model.features)  # (folds, layers)
-    n_layers_led = model.leading.count("PoS")
+    n_layers_led = model.leading.count("PoS")  # `leading` is the first feature of each layer
     statistic_name = (
         f"it is first in {n_layers_led} of {model.n_layers} layers; it leads the next by"
     )
@@ -129,7 +129,7 @@ def _claim_that_distances_are_predicted(profiles: Sequence[Profiles]) -> Claim:
     """Judge the claim that the features predict distances of held-out words in every layer.
 
     The score of a layer is Spearman's ρ between predicted and measured distances. All layers of
-    all models must be above 0, with intervals that hold together.
+    all models must be above 0, by intervals over folds that hold for all of them together.
     """
     n_layers = sum(model.n_layers for model in profiles)
     level = bonferroni_level(n_layers)

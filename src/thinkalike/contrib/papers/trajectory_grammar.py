@@ -110,8 +110,12 @@ def _claims_about_settling(table: pd.DataFrame, units: str) -> list[Claim]:
 def _settling_table(result: Result) -> pd.DataFrame:
     """Return the step at which the loss, the mean likeness and each layer settle in one run.
 
-    Likeness is the CKA of a checkpoint with the last one, as a mean over layers or in one layer.
-    `doublings` is log₂(1 + step).
+    A curve settles when it has gone nine tenths of the way to its last value. Likeness is the CKA
+    of a checkpoint with the last one, as a mean over layers or in one layer.
+
+    Returns:
+        A table with a row for each curve: its name (`what`), the step, and `doublings`,
+        log₂(1 + step).
     """
     steps = settling_steps(result.details, result.tables["losses"])
     table = pd.DataFrame(steps.items(), columns=["what", "step"])
@@ -193,9 +197,9 @@ def _mean_curve_distance(run: pd.DataFrame, other: pd.DataFrame, at: str) -> flo
 def _claim_that_feature_appears(onsets: pd.DataFrame, feature: str, units: str) -> Claim:
     """Judge the claim that a feature is absent at first, and appears later in most seeds.
 
-    The onset of a layer is the checkpoint from which the feature can be read out. A seed supports
-    the claim if its earliest onset is after step 0. The claim is untestable if no layer of any
-    seed has an onset.
+    The onset of a layer is the checkpoint from which the feature can be read out. A run is the
+    training with one seed. A seed supports the claim if its earliest onset is after step 0. The
+    claim is untestable if no layer of any seed has an onset.
 
     Args:
         onsets: A row for each run, feature and layer; the onset is NaN where there is none.

@@ -106,8 +106,8 @@ def _court_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     A job is a court: it compares sources of known similarity with one layer of the target, by
     every measure. The user's settings take precedence over those of `TARGETS`: `measure.layer` is
     one layer for all targets, and `measure.siblings` names separately trained models. A model that
-    `TARGETS` does not list is tested at layer 1, without siblings. The setting `seed` is the first
-    of the seeds.
+    `TARGETS` does not list is tested at layer 1, without siblings. `measure.seeds` is how many
+    seeds there are; they count up from the setting `seed`.
     """
     measure = experiment.config.measure_as(CourtConfig)
     all_targets = TARGETS["paper"] | TARGETS["mini"]

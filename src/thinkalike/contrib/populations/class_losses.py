@@ -35,7 +35,8 @@ def predicted_classes(
     """Return the most likely class of each example: its index in `data_classes`, in int8.
 
     Args:
-        logits: One logit for each of c classes of the model.
+        logits: One logit for each of c classes of the model, for n examples. Further axes *s, such
+            as those of several sources, are optional.
         classes: The model's classes in the order of its logits.
         data_classes: The classes of the data, which may be coarser than the model's: the class
             "non-entailment" stands for both "neutral" and "contradiction".
@@ -58,7 +59,8 @@ def class_losses(
     the label stands for it.
 
     Args:
-        logits: One logit for each of c classes of the model.
+        logits: One logit for each of c classes of the model, for n examples. Further axes *s, such
+            as those of several sources, are optional; all of them have the same labels.
         labels: The label of each example: its index in `data_classes`.
         classes: The names of the model's classes, in the order of its logits.
         data_classes: The names of the classes of the data.

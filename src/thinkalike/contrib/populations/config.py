@@ -143,8 +143,8 @@ class PairsConfig(Checked, part="pairs"):
     def settings_read(self) -> frozenset[str]:
         """Return the names of the settings that apply to this source of pairs of sentences.
 
-        Paths apply if pairs are read from files, and shares of special pairs if they are generated
-        from templates.
+        Paths (`fit`, `report` and `challenge`) apply if pairs are read from files. Shares of
+        special pairs apply if pairs are generated from templates.
         """
         read = super().settings_read()
         if self.source != "files":

@@ -101,10 +101,14 @@ class Finetuning(WholeModel):
         return batch
 
     def training_step(self, pair_indices: Int[Tensor, "b 1"], _: int) -> Tensor:
-        """Return the mean cross-entropy of the pairs of sentences with these indices.
+        """Return the mean cross-entropy of the pairs of sentences with these indices, and log it.
 
         The random generator is seeded anew for each step, so that dropout depends only on the
         number of the step, and a resumed training repeats it.
+
+        Args:
+            pair_indices: The indices of b pairs of sentences, as rows of one number.
+            _: The number of the batch, which Lightning passes.
         """
         torch.manual_seed(self.seed * SEED_STRIDE + self.global_step)
         batch = self.pairs.batch(pair_indices[:, 0].tolist())
@@ -114,7 +118,9 @@ class Finetuning(WholeModel):
             token_type_ids=batch.types.to(self.device),
         ).logits
         labels = self.labels[batch.pair_indices].to(self.device)
-        return self.step_loss(cross_entropy(logits, labels), "nli.lr")
+        # If the loss is not finite, the error message proposes to lower this setting.
+        learning_rate_setting = "nli.lr"
+        return self.step_loss(cross_entropy(logits, labels), learning_rate_setting)
 
     def configure_optimizers(self) -> Any:
         """Return AdamW with a linear warm-up and a cosine decay to 0.

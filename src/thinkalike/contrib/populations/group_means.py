@@ -76,10 +76,10 @@ def flips(predicted: Int[Tensor, "m m c n"]) -> Float[Tensor, "m m c n"]:
 
 
 def symmetric(penalties: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
-    """Return (P + Pᵀ) / 2, the mean of both directions, as distances have no direction.
+    """Return (P + Pᵀ) / 2, the mean of both directions of each pair of m models.
 
-    P are the penalties of a target when it reads the states of a source; the first two axes are
-    source and target.
+    So penalties P, of a target that reads the states of a source, become distances, which have no
+    direction. The first two axes of P are source and target.
     """
     return (penalties + penalties.transpose(0, 1)) / 2
 
@@ -249,6 +249,7 @@ def onset_of_difference(curve: Estimate, margin: float = 0.0) -> int | None:
         ValueError: An end of an interval is NaN.
     """
     refuse_nan(torch.stack([curve.low, curve.high]), "the interval")
+    # `MEAN_ROUNDING`: what rounding leaves of a difference of 0 is no difference.
     is_above = curve.low > margin + MEAN_ROUNDING
     is_below = curve.high < -margin - MEAN_ROUNDING
     indices = (is_above | is_below).nonzero()

@@ -94,8 +94,10 @@ def member_shape(config: PopulationJob) -> ModelConfig:
 def count_members(config: PopulationJob) -> int:
     """Return how many classifiers the population has, without loading or fine-tuning any.
 
-    Fine-tuned ones are `per_group` in each group: one group for each parent, or else two groups.
-    Published ones are counted in the lists of the settings.
+    If `population.base` is set, they are fine-tuned, with `per_group` of them in each group. There
+    is a group for each parent (a classifier that the others are fine-tuned from) or, if there are
+    no parents, two groups. If `base` is None, they are published classifiers, which the settings
+    `generalizing` and `heuristic` list.
     """
     population = config.population
     if population.base:
@@ -245,6 +247,7 @@ def _finetuned(config: PopulationJob, start: Sequence[str], arguments: Sequence[
     job = compose_inner_job("train", overrides)
     assert isinstance(job, NLIJob)
 
+    # The composed job has default settings of pairs, except for those that `arguments` change.
     changed_pair_settings = {}
     for argument in arguments:
         if argument.startswith(PAIRS_PREFIX):

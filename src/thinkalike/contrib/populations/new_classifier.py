@@ -58,14 +58,16 @@ def new_classifier(
 def _pretrained_classifier(
     config: ModelConfig, place: str, classes: Sequence[str], spread: float | None
 ) -> transformers.BertForSequenceClassification:
-    """Read the weights of a BERT into a classifier; those of the head are not in the checkpoint.
+    """Read the weights of a pretrained BERT into a classifier.
+
+    The checkpoint has no weights of the classification head, so the caller draws them.
 
     Args:
         config: The pretrained model.
         place: The folder or the name on the hub that its files are read from.
         classes: The names of the classes, in the order of the logits.
-        spread: The standard deviation for new weights that the model's configuration states; None:
-            that of the checkpoint.
+        spread: The standard deviation of new weights (`initializer_range`) that the model's
+            configuration gets; None: it keeps that of the checkpoint.
 
     Raises:
         ModelError: The model is no BERT.
@@ -112,7 +114,9 @@ def _redraw_blocks(body: transformers.BertModel, first: int, name: str) -> None:
     redrawn = list(blocks[first:])
     if body.pooler:
         redrawn.append(body.pooler)
-    _draw_weights(redrawn, BERT_SPREAD / body.config.hidden_size**0.5)
+    # `BERT_SPREAD` is 0.02 √768.
+    standard_deviation = BERT_SPREAD / body.config.hidden_size**0.5
+    _draw_weights(redrawn, standard_deviation)
 
 
 def _draw_weights(modules: Iterable[nn.Module], spread: float) -> None:

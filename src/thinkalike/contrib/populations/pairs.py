@@ -139,7 +139,7 @@ class Pairs:
         pairs = zip(self.premises, self.hypotheses, strict=True)
         return [f"{canonical(premise)}\n{canonical(hypothesis)}" for premise, hypothesis in pairs]
 
-    def without(self, other_texts: Container[str], source: str) -> Pairs:
+    def without(self, other_texts: Container[str], other_name: str) -> Pairs:
         """Return the pairs that have no copy in another set of pairs.
 
         A copy has the same two sentences, up to case and white space. Labels are not compared. A
@@ -147,14 +147,14 @@ class Pairs:
 
         Args:
             other_texts: The pairs of the other set, each as one text that `normalised_texts` made.
-            source: The name of the other set in messages.
+            other_name: What messages call the other set; `self.source` is the name of this one.
 
         Raises:
             DataError: All pairs have a copy in the other set.
         """
         rows = [row for row, text in enumerate(self.normalised_texts()) if text not in other_texts]
         if not rows:
-            raise DataError(f"{self.source}: all {len(self)} pairs are also in {source}")
+            raise DataError(f"{self.source}: all {len(self)} pairs are also in {other_name}")
         repeated = len(self) - len(rows)
         if repeated:
             log.warning(
@@ -162,7 +162,7 @@ class Pairs:
                 self.source,
                 repeated,
                 len(self),
-                source,
+                other_name,
             )
         return self.take(rows)
 

@@ -427,4 +427,5 @@ def _long_table(
         rows.append((source.name, target.name, source.group, target.group, depth))
     columns = ["source", "target", "group_of_source", "group_of_target", depth_column]
     table = pd.DataFrame(rows, columns=columns)
+    # The rows are in the order of the flattened values: by source, target and depth.
     return table.assign(**{name: value.flatten().numpy() for name, value in values.items()})

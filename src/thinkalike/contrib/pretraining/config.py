@@ -69,8 +69,9 @@ class PretrainConfig(Checked, part="pretrain"):
     def kept_steps(self) -> list[int]:
         """The steps after which a checkpoint is kept.
 
-        With "log2" these are the powers of 2, with "every=N" the multiples of N; both also have
-        step 0 (before the training) and the last step.
+        The setting `keep` is "log2" for the powers of 2, "every=N" for the multiples of N, or a
+        list of steps. The first two also have step 0 (before the training) and the last step; a
+        list is returned as it is.
         """
         if isinstance(self.keep, list):
             return self.keep
@@ -91,9 +92,9 @@ class PretrainJob(TrainConfig):
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for a training without tokens, or a model without sizes to build.
+        """Raise `ConfigError` for a training on 0 tokens, or a model without sizes to build.
 
-        As long as the number of tokens is not set, nothing is checked.
+        Nothing is checked while the number of tokens is None, that is, not set yet.
         """
         super().__post_init__()
         tokens: int | None = self.pretrain.tokens  # None: not set yet

@@ -63,7 +63,8 @@ class MiniPretraining(
         """Return the shape of the model that will be made, or None if it is unknown.
 
         It is read from a config.json that is composed of the settings, in the form of the
-        transformers library or in that of the project's own models.
+        transformers library or in that of the project's own models. A family that is not in
+        `FAMILIES` is treated as one of the project's own.
         """
         model = config.model
         vocabulary = config.pretrain.vocabulary
@@ -201,6 +202,8 @@ def _check_that_model_can_be_built(model: PretrainedModel, vocabulary: int, cont
     Raises:
         ConfigError: The model cannot be built or run, or a size is unknown to its family.
     """
+    # Models of the old layout "legacy" can be read but not made; unknown families are refused
+    # in the same way.
     family = FAMILIES.get(model.family, FAMILIES["legacy"])
     if family.reader == "legacy":
         raise ConfigError(f"model.family={model.family} is not one that task=pretrain makes")
@@ -223,13 +226,13 @@ def _check_that_model_can_be_built(model: PretrainedModel, vocabulary: int, cont
 def _unknown_sizes(
     architecture: Mapping[str, object], module: nn.Module, family: Family
 ) -> list[str]:
-    """Return the names of the sizes that the configuration class of a family would ignore.
+    """Return the names of the sizes, such as misspelt ones, that a model of the family ignores.
 
     Args:
-        architecture: The sizes of the model, by name, such as n_layers.
+        architecture: The sizes of the model that the user set, by name, such as n_layers.
         module: The model that was built with them.
-        family: The family of the model. "native" models are the project's own; all others are of
-            transformers.
+        family: The family of the model. Families with the reader "native" are the project's own;
+            all others are of the transformers library.
     """
     if family.reader == "native":
         return [name for name in architecture if not hasattr(module.cfg, name)]
@@ -240,8 +243,8 @@ def _unknown_sizes(
     unknown_names = []
     for name, value in architecture.items():
         if not hasattr(default_config, name):
-            # transformers renames an argument that is an older name of a size, and keeps one that
-            # it does not know as an attribute of this name.
+            # The name may still be an older name of a size. transformers stores such an argument
+            # under the newer name alone, but keeps an unknown argument as an attribute.
             config_with_size = AutoConfig.for_model(model_type, **{name: value})
             is_kept_as_attribute = hasattr(config_with_size, name)
             if is_kept_as_attribute:

@@ -35,8 +35,9 @@ class PretrainedModel(ModelConfig):
     def fixed_by(self, shape: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Return the settings that a checkpoint fixes, each as (value here, value in its files).
 
-        Besides the settings that any model has, these are the seed and the sizes of the
-        architecture. If the files do not state a value, the value here is returned for both.
+        The caller compares both values. Besides the settings that any model has, these are the
+        seed and the sizes of the architecture. If the files do not state a value, the value here
+        is returned for both.
 
         Args:
             shape: The contents of the checkpoint's config.json.

@@ -195,8 +195,9 @@ def _dead_latent_loss(
 ) -> Float[Tensor, "*s"]:
     """Return the mean squared error that remains if only dead latents reconstruct the residual.
 
-    Dead latents are latents that were not active for long. Here they are active wherever they are
+    Dead latents have not been active for a long time. Here they are active wherever they are
     positive, so that they get a gradient. The error is 0 for an autoencoder without dead latents.
+    The axes *s are those of a stack of autoencoders, if there is one; *c are the same axes.
 
     Args:
         sae: One autoencoder or a stack.

@@ -98,8 +98,9 @@ class SAEConfig(Checked, part="sae"):
     def settings_read(self) -> frozenset[str]:
         """Return the names of the settings that apply.
 
-        Some apply to one activation function alone, and the source to transferred starts alone
-        (first weights that come from another model's autoencoder).
+        The number k of active latents and `dead_after` apply to TopK alone, and the penalty
+        `sparsity` to ReLU alone. The source applies to transferred starts alone, that is, to first
+        weights that come from another model's autoencoder.
         """
         read = super().settings_read()
         if self.activation == "topk":

@@ -33,8 +33,9 @@ def operations_of_moments(n_tokens: float, d: int, e: int) -> float:
 def operations_of_least_squares(d: int, e: int) -> float:
     """Return the operations to solve for a least-squares map of width d to width e.
 
-    Given the second moments, the solution takes an eigendecomposition of a d x d matrix, and two
-    products of its eigenvectors with a d x e matrix, of 2 d² e operations each.
+    Given the second moments, the solution takes an eigendecomposition of a d x d matrix, of
+    `EIGEN` d³ operations, and two products of its eigenvectors with a d x e matrix, of 2 d² e
+    operations each.
     """
     return EIGEN * d**3 + 2 * (2.0 * d * d * e)
 

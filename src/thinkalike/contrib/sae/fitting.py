@@ -86,9 +86,11 @@ class FittedAutoencoders:
 
     @property
     def judged(self) -> JudgedErrors:
-        """The errors on the documents that did not choose the learning rate.
+        """The errors of all autoencoders on the documents that did not choose the learning rate.
 
-        These are all documents if there is one rate.
+        If there are several rates, every other document chooses the best one, and the documents
+        between these judge it. With one rate, all documents judge. The errors are Σ‖h - ĥ‖² of
+        states h and their reconstructions ĥ, beside the spread Σ‖h - μ‖² around the mean μ.
         """
         documents = JUDGING_DOCUMENTS if self._has_several_rates else ALL_DOCUMENTS
         return JudgedErrors(self.errors[..., documents], self.spread[documents])

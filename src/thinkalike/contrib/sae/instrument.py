@@ -182,6 +182,7 @@ class SparseAutoencoders(
         recovered loss is left out if it is NaN.
         """
         table = result.details
+        # The last row of each start is the one after training.
         last = table[table["start"] == result.config["sae"]["start"]].iloc[-1]
         headlines = []
         for name in ("explained_variance", "loss_recovered"):

@@ -75,7 +75,7 @@ class SAEMaterials:
 
     @classmethod
     def of(cls, config: SAEJob, source_result: Result | None) -> SAEMaterials:
-        """Load the models and the text, and check that they fit together.
+        """Load what a job of task=sae needs: models and text; check that they fit together.
 
         Args:
             config: The configuration of the job.
@@ -120,9 +120,10 @@ class SAEMaterials:
 
     @property
     def tokens_read(self) -> list[int]:
-        """How many tokens were read before each evaluation during training.
+        """How many tokens were read before each evaluation of the autoencoders during training.
 
-        A buffer of whole rows of text is read at once, and serves several training steps.
+        The model reads a buffer of whole rows of text at once. Its states serve several training
+        steps, each of which reads an equal part.
         """
         tokens_in_buffer = whole_rows(self.config.buffer, self.corpus.fit.context)
         steps = self.config.evaluation_steps
@@ -175,7 +176,7 @@ class SAEMaterials:
         if start == "transferred":
             return self._mapped_source_autoencoder(seed)
         random = SparseAutoencoder.random(
-            self.model.d_model, self.config.width, self.config.active, seed
+            d=self.model.d_model, f=self.config.width, k=self.config.active, seed=seed
         )
         # The random one is made for standardised states.
         sae = for_original_states(random.to(self.mean.device), self.mean, self.scale)
@@ -194,13 +195,17 @@ class SAEMaterials:
         saes = self.source.saes
         sae = saes[seed % len(saes)].to(self.mean.device)
         maps = self._maps_from_source
-        return mapped_autoencoder(sae, up=maps.phi, down=maps.psi)
+        return mapped_autoencoder(sae, to_new=maps.phi, from_new=maps.psi)
 
     @cached_property
     def _maps_from_source(self) -> BothDirections:
-        """Least-squares maps φ from the source model's states to the model's, and ψ back."""
+        """Least-squares maps φ from the source model's states to this model's, and ψ back.
+
+        Both are fitted on the states of `first_rows`, the text that training reads first. They
+        exist only if autoencoders of a source model are mapped to this model.
+        """
         assert self.source is not None
         source_states = self._states_of(self.source.model, self.source.layer, self.first_rows)
-        moments = Moments([LAYER_PAIR])
+        moments = Moments([LAYER_PAIR])  # sums over tokens, for one layer of each model
         moments.update([source_states.to(self.states.device)], [self.states])
         return both_directions(moments.of(LAYER_PAIR))

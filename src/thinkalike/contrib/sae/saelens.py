@@ -78,7 +78,7 @@ def load_sae(folder: str | os.PathLike[str]) -> SparseAutoencoder:
     try:
         settings = read_json(directory / CONFIG)
         weights = load_file(regular(directory / WEIGHTS))
-        k = _active_latents(settings)
+        k = _active_latents(settings)  # None for ReLU
         _check_shapes(settings, weights)
         return SparseAutoencoder(**_with_options_applied(settings, weights), k=k)
     except (OSError, ValueError, SafetensorError) as error:
@@ -90,7 +90,7 @@ def load_sae(folder: str | os.PathLike[str]) -> SparseAutoencoder:
 def _with_options_applied(
     settings: Settings, stored_weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return weights that give the same latents without two options of SAELens.
+    """Return weights that give the same latents, with two options of SAELens built into them.
 
     `apply_b_dec_to_input`, which is on if it is not stated, subtracts b_dec from the states before
     they are encoded. `rescale_acts_by_decoder_norm` multiplies each latent by the norm of its

@@ -198,8 +198,9 @@ class SAETraining(SteppedModule):
     def _shuffled_states(self, rows: Int[Tensor, "b t"]) -> list[Float[Tensor, "s n d"]]:
         """Return the standardised states of some rows of tokens, shuffled, for each stack.
 
-        A stack has the s autoencoders of one learning rate. Each of them gets the n states in an
-        order that its seed and the number of the buffer decide.
+        The rows are a buffer, which is read at once and serves several training steps. A stack has
+        the s autoencoders of one learning rate. Each of them gets the n states in an order that
+        its seed and the number of the buffer decide.
         """
         (model,) = self.models
         states = states_after(model, self.config.layer, rows, self.config.skip_first_tokens)

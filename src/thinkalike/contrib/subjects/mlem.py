@@ -50,7 +50,7 @@ class SubjectsMLEM(
         return group_tables(config, stimuli, subjects, profiles, scores)
 
     def profiles_and_scores_to_show(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Return the profiles and scores that the screen shows.
+        """Return the profiles (the importance of each feature) and scores that the screen shows.
 
         The rows of the subjects (recorded participants) are replaced by rows of their mean, with a
         name such as "12 subjects". A result without subjects has no such means and is shown as it
@@ -154,7 +154,9 @@ def _float64_mean(values: Sequence[float]) -> float:
 def _group_means(
     table: pd.DataFrame, subjects: Sequence[str], identifying_columns: list[str], value: str
 ) -> pd.DataFrame:
-    """Return means over subjects with intervals, and the p-value of a mean of 0.
+    """Return means over subjects with intervals, and p-values for the hypothesis of a mean of 0.
+
+    A subject is a recorded participant. There is a row for each value of `identifying_columns`.
 
     Args:
         table: A table whose column `model` has names of models and of subjects.

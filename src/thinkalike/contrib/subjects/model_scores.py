@@ -63,9 +63,10 @@ class ModelScores:
     def ceiling_scores(self) -> SubjectScores:
         """Return the lower end of the noise ceiling in the form of the scores of a model.
 
-        It is the score that the mean of all other subjects has in each subject.
+        It is the score that the mean of all other subjects has in each subject, for all stimuli
+        and for each resample of the stimuli.
         """
-        return SubjectScores(self.ceiling.lower, self.lower)
+        return SubjectScores(values=self.ceiling.lower, replicates=self.lower)
 
     def best(self, models: Sequence[int]) -> tuple[SubjectScores, Int[Tensor, " s"]]:
         """Return for each subject the score of the best of some models, and its index.

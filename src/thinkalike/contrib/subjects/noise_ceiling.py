@@ -72,8 +72,12 @@ def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") 
 def _normalised(vectors: Float[Tensor, "s p"], comparator: str) -> Float[Tensor, "s p"]:
     """Return each subject's distances, scaled so that subjects can be averaged.
 
-    For a comparator of ranks they become ranks, for a correlation z-scores, and for a cosine
-    vectors of mean square 1.
+    A subject is a recorded participant.
+
+    Args:
+        vectors: The distances of s subjects over p pairs of stimuli.
+        comparator: How two such vectors are compared. For a comparator of ranks, distances become
+            ranks, for a correlation z-scores, and for a cosine vectors of mean square 1.
     """
     if comparator in RANK_COMPARATORS:
         return mid_ranks(vectors)

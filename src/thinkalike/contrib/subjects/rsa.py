@@ -102,7 +102,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         if "models" not in result.tables:
             return [ceiling]
         best_row = result.details.iloc[int(result.details["value"].argmax())]
-        low_column, high_column = _interval_columns(best_row)
+        low_column, high_column = _interval_columns(best_row)  # of the widest interval
         best_score = Headline.with_ends(
             "best", best_row["value"], best_row[low_column], best_row[high_column]
         )
@@ -209,10 +209,13 @@ def _interval_columns(row: pd.Series) -> tuple[str, str]:
 
 
 def _mean_ceilings(ceilings: pd.DataFrame) -> pd.DataFrame:
-    """Return the lower and upper ends of noise ceilings, averaged over subjects.
+    """Return the lower and upper ends of the noise ceiling of each recorded layer, over subjects.
+
+    A subject is a recorded participant. The best possible model is expected to score above the
+    mean lower end, and hardly above the mean upper end.
 
     Args:
-        ceilings: A row for each recorded layer and subject.
+        ceilings: A row for each recorded layer and subject, with the columns lower and upper.
     """
     return ceilings.groupby("recorded", sort=False)[["lower", "upper"]].mean().reset_index()
 

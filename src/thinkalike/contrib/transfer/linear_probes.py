@@ -54,7 +54,8 @@ class Probe:
     def through(self, mapping: AffineMap) -> Probe:
         """Return a probe that scores states g as this probe scores the mapped states D g + v.
 
-        p·(D g + v) + c = (p D)·g + (p·v + c) for each level's weights p and bias c.
+        A probe has weights p and a bias c for each level (value) of a feature; the score of a
+        level is p·h + c. So p·(D g + v) + c = (p D)·g + (p·v + c).
 
         Args:
             mapping: The affine map g ↦ D g + v to the states that this probe reads.

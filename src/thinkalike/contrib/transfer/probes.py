@@ -170,7 +170,7 @@ class CarriedProbes(
         between the models are fitted. For the control with an untrained target, the text is read
         again. The time to fit probes is left out.
         """
-        passes_over_text = super().model_passes(config, shapes)
+        passes_over_text = super().model_passes(config, shapes)  # to fit the maps
         passes = [*sentence_passes(config, shapes), *passes_over_text]
         if config.measure_as(ProbesConfig).untrained:
             passes += [replace(item, phase="untrained target") for item in passes_over_text]
@@ -283,7 +283,9 @@ class CarriedProbes(
                 f"average, probes of the target itself on {native['accuracy']:.2f}, and chance is "
                 f"{native['chance']:.2f}."
             )
-        unexplained = result.tables["maps"]["psi"]  # one number for each layer pair
+        # For each layer pair, the share of variance that ψ, from target to source, leaves
+        # unexplained.
+        unexplained = result.tables["maps"]["psi"]
         show_text(
             f"The maps ψ leave {unexplained.min():.2f} to {unexplained.max():.2f} of held-out "
             f"text unexplained. {LEGEND}"
@@ -374,9 +376,9 @@ def _mean_scalars(table: pd.DataFrame) -> dict[str, float]:
     """Return mean accuracies over features and layer pairs, by name, without means that are NaN.
 
     Native probes were fitted on the target. Carried probes were fitted on the source, and read the
-    target through a map; the share is that of the native accuracy above chance which they reach.
-    The means are over the rows of the first split; a split is what is held out together, sentences
-    or words.
+    target through a map. "share_above_chance" is their accuracy above chance divided by that of
+    native probes. Only rows of the first split count; a split is what is held out together,
+    sentences or words.
     """
     of_split = table[table["split"] == table["split"].iloc[0]]
     native = of_split[of_split["condition"] == NATIVE]

@@ -149,7 +149,9 @@ class Probing:
     def _accuracy_with_shuffled_labels(
         self, task: Task, states: Float[Tensor, "n d"], alphas: Sequence[float]
     ) -> Probed:
-        """Return the accuracy of probes that are fitted and tested on shuffled labels.
+        """Return the accuracy of probes that are fitted and tested on shuffled labels, a control.
+
+        The result has one condition, `SHUFFLED`, and says whether the fits converged.
 
         Args:
             task: The feature that is probed, the stimuli, and their folds.
@@ -167,15 +169,16 @@ class Probing:
     def _probes_fitted_on(
         self, model: str, layer: int, states: Float[Tensor, "n d"], task: Task
     ) -> CrossFitted:
-        """Return probes that are fitted on states of one layer, or the stored ones.
+        """Return probes of a feature that are fitted on states of one layer, one for each fold.
 
-        A layer may be in several layer pairs. Its probes are fitted once for all of them.
+        A layer may be in several layer pairs. Its probes are fitted once and kept in memory.
 
         Args:
             model: "source", "target" or "untrained" (the target before its training).
             layer: The layer of the model.
             states: The layer's states of the task's stimuli.
-            task: The feature that is probed, and the folds.
+            task: The feature that is probed, and the folds. `task.split` is what a fold keeps
+                together: sentences or words.
         """
         key = (model, layer, task.feature, task.split)
         if key not in self._fitted_probes:
@@ -195,7 +198,8 @@ class Probing:
 
         Args:
             states: The states of the task's stimuli.
-            task: The feature that is probed, and the folds.
+            task: The feature that is probed, and the folds. A fold, also an inner one that
+                chooses the penalty, keeps the stimuli of a group (a sentence or word) together.
             alphas: The ridge penalties to choose from.
             labels: The level of each stimulus, which may be shuffled as a control.
         """
@@ -240,7 +244,9 @@ class Probing:
 def _accuracies(
     task: Task, is_right: Mapping[str, Shaped[Tensor, " n"]], labels: Int[Tensor, " n"]
 ) -> dict[str, Accuracy]:
-    """Return the balanced accuracy of each condition, jackknifed over sentences.
+    """Return the balanced accuracy in each condition, jackknifed over sentences.
+
+    A condition says which probes answer, such as those of the target itself.
 
     Args:
         task: The feature that is probed, and the sentence of each stimulus.

@@ -105,7 +105,7 @@ def steered_gaps(
     """
     gaps_of_batches = []
     for text_indices, batch in prompts.batches():
-        states = model.head(batch.tokens, layer)  # (texts, tokens, d)
+        states = model.head(batch.tokens, layer)  # (texts, tokens, d), after block `layer`
         positions = torch.arange(batch.tokens.shape[1])
         word_positions = batch.words[:, None]
         is_steered = positions == word_positions
@@ -116,6 +116,7 @@ def steered_gaps(
         added_to_batch = added[:, text_indices].to(states.device, states.dtype)
         for vectors in added_to_batch:  # (texts, d)
             steered_states = states + mask * vectors[:, None]
+            # The states after the last block: all blocks after `layer` run on the steered states.
             last_states = model.advance(steered_states, layer + 1, model.n_layers)
             gaps_of_batch.append(gap(model, last_states, batch))
         gaps_of_batches.append(torch.stack(gaps_of_batch))
@@ -289,7 +290,8 @@ class SteeringTrial:
     ) -> Float[Tensor, "n d"]:
         """Return a steering vector for each text, computed from the pairs of all other folds.
 
-        It is the mean over these pairs of the counterpart's state minus the text's state. Both are
+        A pair is a text and its counterpart, such as one with the noun in the plural. The vector
+        is the mean over these pairs of the counterpart's state minus the text's state. Both are
         states at the last token of the word that carries the feature, such as the noun if the
         pairs differ in number.
 
