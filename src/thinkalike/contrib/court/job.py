@@ -122,7 +122,10 @@ class Court(
         )
 
     def show(self, result: Result) -> None:
-        """Print a table of some of the sources, with the values of some similarity measures."""
+        """Print a table of some of the sources, with the values of some similarity measures.
+
+        A court tests these measures (the judges) on sources whose similarity to a target is known.
+        """
         first = result.details.iloc[0]
         # At most `ROWS_SHOWN`, evenly spaced.
         shown_indices = few(len(result.details), ROWS_SHOWN)

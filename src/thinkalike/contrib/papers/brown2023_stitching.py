@@ -204,7 +204,8 @@ def _check_same_documents(results: Sequence[Result]) -> None:
 def _document_penalties(result: Result) -> Float[np.ndarray, "l documents"]:
     """Return the loss of stitches minus the target's, summed over the tokens of each document.
 
-    The l stitches are those between layers of the same number.
+    A stitch maps states of a source layer to a target layer, where the target continues. Only the
+    l stitches between layers of the same number are returned.
     """
     stitch_indices = _rows_of_same_layers(result).index
     return result.arrays["stitch"][stitch_indices] - result.arrays["target"]

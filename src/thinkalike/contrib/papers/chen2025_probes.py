@@ -229,13 +229,14 @@ def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
     """Judge the claim that probes of the source are near chance if they read through random maps.
 
     Such a probe reads the target's states, mapped to the source. The random maps have the singular
-    values of the fitted map, but random directions. The claim is about all features together.
+    values of the fitted map, but random directions. The claim must hold for every feature that was
+    probed in this way, so the intervals are widened to cover all of them together (Bonferroni).
     """
     level = bonferroni_level(len(probed.features))
     excesses = {}
     for feature in probed.features:
         accuracy = probed.accuracy(feature, probing.RANDOM)
-        if accuracy is not None:
+        if accuracy is not None:  # None: this feature was not probed through random maps
             excesses[feature] = _excess_over_chance(accuracy, level)
     claim = "through random maps of the same spectrum probes are near chance"
     in_words = ", ".join(f"{name} {excess:+.2f}" for name, excess in excesses.items())

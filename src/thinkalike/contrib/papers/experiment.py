@@ -260,12 +260,13 @@ class Experiment(
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         """Return the parts of the configuration that this experiment ignores, by name.
 
-        The value of each is None, which enters the key of the result in place of its settings.
+        A result is stored under a key, a hash of the settings. There the value None replaces the
+        settings of an ignored part, so that they do not change the key.
         """
         unread: dict[str, None] = {}
         if not self.applies_settings_of_measure:
             unread["measure"] = None
-        if self.measure != "population":
+        if self.measure != "population":  # only this measure reads a population of classifiers
             unread["population"] = None
         return unread
 

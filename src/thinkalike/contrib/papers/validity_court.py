@@ -130,7 +130,9 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
 
     A court compares sources of known similarity with one layer of a target, by several measures
     (judges). The table has the values of each source. Further tables summarise each measure, its
-    values for mixtures of the target with something unrelated (doses), and the verdicts.
+    values for mixtures of the target with something unrelated (doses), and the verdicts. A verdict
+    says in a word how similar a source is; there are none if the table lacks the columns that they
+    are based on. Empty tables are left out.
     """
     table = pd.concat(
         [result.details for result in experiment.results.values()], ignore_index=True
@@ -140,7 +142,8 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
     doses = ranking.dose_table(table)
     further_tables = {"judges": judges, "doses": doses}
     claims = _ranking_claims(judges, units)
-    if set(COLUMNS) <= set(table):  # the columns that verdicts are based on
+    has_columns_of_verdicts = set(COLUMNS) <= set(table)
+    if has_columns_of_verdicts:
         verdicts = verdict_tables.verdict_table(table)
         kinds = verdict_tables.shares_by_kind(verdicts)
         further_tables |= {"sentences": verdicts, "kinds": kinds}

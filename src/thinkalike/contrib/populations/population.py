@@ -221,8 +221,9 @@ class Population(
         """Return the share of flipped predictions between groups, and within groups.
 
         A stitched classifier runs the first blocks of a source, and then the later blocks of a
-        target. A prediction is flipped if it differs from that of the target alone. Both shares
-        are those at the cut between blocks where the share between groups is largest.
+        target of the same group of classifiers ("within") or of a different one ("between"). A
+        prediction is flipped if it differs from that of the target alone. Both shares are those at
+        the cut between blocks where the share between groups is largest.
         """
         flipped = _means_by_quantity(result)["flips"]
         cut_index = int(flipped.between.value.argmax())

@@ -160,7 +160,14 @@ class MaskedPretraining(Pretraining):
         seed: int,
         tokenizer: transformers.PreTrainedTokenizerBase,
     ):
-        """Store the tokenizer, which has the mask token, and the seed that picks hidden tokens."""
+        """Prepare the training of a language model to predict hidden (masked) tokens.
+
+        Args:
+            model: The model to train.
+            config: The settings of the training.
+            seed: Decides, together with the step, which tokens are hidden.
+            tokenizer: Has the mask token, which replaces hidden tokens.
+        """
         super().__init__(model, config)
         self.tokenizer = tokenizer
         self.seed = seed

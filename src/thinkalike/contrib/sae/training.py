@@ -209,17 +209,19 @@ class SAETraining(SteppedModule):
     def optimizer_step(self, *arguments: Any, **keywords: Any) -> None:
         """Take an optimizer step, and update the running means of the weights.
 
+        `stacks` are the autoencoders in training, and `averages` are copies that hold the means.
         The means are updated here so that a checkpoint after this step has them.
         """
         super().optimizer_step(*arguments, **keywords)
         # Polynomial-decay averaging: later weights count more (Shamir & Zhang 2013, section 4).
-        share = (AVERAGING + 1) / (self.global_step + 1 + AVERAGING)
+        n_steps = self.global_step + 1  # Lightning counts this step only later
+        share_of_new = (AVERAGING + 1) / (n_steps + AVERAGING)
         with torch.no_grad():
             weights_and_means = zip(
                 self.stacks.parameters(), self.averages.parameters(), strict=True
             )
             for weight, mean in weights_and_means:
-                mean.lerp_(weight, share)
+                mean.lerp_(weight, share_of_new)
 
     @torch.no_grad()
     def evaluate(self, evaluation: int) -> None:
