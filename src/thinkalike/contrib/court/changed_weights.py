@@ -132,7 +132,7 @@ def token_alone(materials: Materials) -> StateFunction:
     harder to tell from the target.
     """
     training_rows = materials.other_rows
-    # Each token with the next one: (n, 2).
+    # Each token with the next one is a row of its own: (n, 2).
     pairs = torch.stack([training_rows[:, :-1], training_rows[:, 1:]], -1).flatten(0, 1)
     model = _trained_copy(materials, pairs, TOKEN_ALONE, "token alone")
 

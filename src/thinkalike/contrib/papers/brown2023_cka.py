@@ -237,7 +237,12 @@ def _claim_that_model_is_odd(
 
 
 def _claim_that_early_layers_are_alike(experiment: ExperimentRun, pairs: Sequence[Names]) -> Claim:
-    """Judge the claim that early layers of two models are more similar than layers in general."""
+    """Judge the claim that early layers of two models are more similar than layers in general.
+
+    Args:
+        experiment: The experiment with its results.
+        pairs: The names of the source and the target of each pair of models.
+    """
 
     def excess(matrices: Sequence[Tensor]) -> Tensor:
         """Return the mean CKA of two early layers minus that of any two, averaged over pairs."""

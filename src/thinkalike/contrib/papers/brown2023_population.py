@@ -78,8 +78,9 @@ FIRST_LAYER = 0
 def _population_jobs(experiment: ExperimentRun, evaluated: EvaluatedPairs) -> list[InnerJob]:
     """Return the one job of a figure: the comparison of its classifiers on one set of texts.
 
-    The set is called "report" for held-out texts, and "challenge" for texts that a heuristic gets
-    wrong. Its name is also the label of the job.
+    The set is called "report" for held-out texts, and "challenge" for texts on which a classifier
+    fails that relies on a heuristic. Its name is also the label of the job. The classifiers are
+    those of the population in the job's configuration.
     """
     changes = dict(population_parts(experiment, evaluated))
     return [InnerJob(label=evaluated, changes=changes)]

@@ -311,7 +311,7 @@ class Experiment(
         return {PREPARED: replace(experiment, results=in_order)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Judge the paper's claims from the results of the inner jobs.
+        """Judge the paper's claims from the results of the inner jobs, which have run before.
 
         The outcome has the table of the figure, a table of the claims with their verdicts, further
         tables, and how many claims have each verdict.
@@ -325,7 +325,8 @@ class Experiment(
             tables={"claims": claims_table(conclusion.claims), **conclusion.tables},
             facts={"parts": folders},  # the results that the conclusion rests on
             draw=conclusion.draw,
-            blank=("smallest_effect", *conclusion.blank),  # columns that may have empty cells
+            # Columns of any table that may have empty cells; this one is of the claims.
+            blank=("smallest_effect", *conclusion.blank),
         )
 
     def headlines(self, result: Result) -> list[Headline]:

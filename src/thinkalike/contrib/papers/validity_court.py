@@ -204,11 +204,12 @@ def _ranking_claim(row: Mapping[Hashable, object], subject: str, prefix: str, un
 def _verdict_claim(row: Mapping[Hashable, object], units: str) -> Claim:
     """Judge the claim that verdicts on sources of one kind are mostly decided and mostly right.
 
-    A verdict says in a word how similar a source is to a target, or is "undecided".
+    A verdict says in a word how similar a source is to a target, or is "undecided". The claim
+    holds if at least `LEAST_DECIDED` of them are decided, and `LEAST_RIGHT` of these right.
 
     Args:
-        row: The shares of one kind of source: how many verdicts are decided, and how many of these
-            are right.
+        row: The shares for one kind of source: of verdicts that are decided (`decided`), and of
+            these that are right (`right`); and which verdicts there are, in words (`verdicts`).
         units: What the numbers are over, in words.
     """
     # By way of text, as a cell of a data frame may be of any type.

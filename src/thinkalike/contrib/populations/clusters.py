@@ -39,6 +39,10 @@ def adjusted_rand_index(labels: Int[Tensor, " m"], groups: Sequence[Hashable]) -
     """Return the adjusted Rand index of clusters and groups (Hubert & Arabie 1985, eq. 5).
 
     It is 1 for equal partitions, and 0 on average by chance.
+
+    Args:
+        labels: The number of the cluster of each of m models.
+        groups: The known group of each model.
     """
     from sklearn.metrics import adjusted_rand_score
 

@@ -177,7 +177,8 @@ class MaskedPretraining(Pretraining):
 
         The seed and the step decide which tokens are hidden, so a resumed training hides the same.
         """
+        # The stride exceeds the number of steps, so no two seeds have the same number at a step.
         seed_of_step = self.seed * SEED_STRIDE + self.global_step
         generator = torch.Generator().manual_seed(seed_of_step)
         losses, _ = masked_losses(self.model, tokens, self.tokenizer, generator)
-        return losses.mean()
+        return losses.mean()  # over hidden tokens

@@ -102,18 +102,20 @@ def savings_table(
     """Return the share of operations that each start saves, compared with each earlier start.
 
     A start is how the first weights of an autoencoder are made; earlier ones come before it in the
-    list. The table has a row for each evaluation of each pair of starts. Its column `saved` is the
-    mean over seeds, and `reached` the share of seeds that ever explain as much variance as the
-    earlier start; for the remaining seeds, `saved` is too large. The second result is the share
-    that each seed saves, for the same rows.
+    list. The table has a row for each evaluation of each pair of starts, but for the first one,
+    which is before the training. Its column `saved` is the mean over seeds, and `reached` the
+    share of seeds that ever explain as much variance as the earlier start; for the remaining
+    seeds, `saved` is too large. The second result is the share that each seed saves, for the same
+    rows.
     """
     tables = []
     saved_by_seed = []
-    for against, curve in itertools.combinations(start_curves, 2):
-        saved = savings(curve, against)
+    for against, curve in itertools.combinations(start_curves, 2):  # `against` is earlier
+        saved = savings(curve, against)  # without the first evaluation
         saved_by_seed.append(saved)
         tokens = against.tokens[1:]
-        is_reached = curve.reaches(against.explained.double()).isfinite()[1:]
+        tokens_needed = curve.reaches(against.explained.double())  # infinite if never reached
+        is_reached = tokens_needed.isfinite()[1:]
         tables.append(
             pd.DataFrame(
                 {

@@ -250,11 +250,12 @@ class SAETraining(SteppedModule):
     def trained(self) -> list[SparseAutoencoder]:
         """Return the autoencoders with the mean weights, for states in the model's own units.
 
-        They are in the order of `fits`, though they were trained in stacks.
+        They are in the order of `fits`, though they were trained in stacks: all autoencoders of
+        one learning rate together.
         """
         sae_of_index: dict[int, SparseAutoencoder] = {}
-        for average, indices in zip(self.averages, self.fits_of_stack, strict=True):
-            saes = cast(SparseAutoencoder, average).unstacked()
+        for averaged_stack, indices in zip(self.averages, self.fits_of_stack, strict=True):
+            saes = cast(SparseAutoencoder, averaged_stack).unstacked()
             sae_of_index.update(zip(indices, saes, strict=True))
         trained = []
         for index in range(len(self.fits)):
