@@ -92,11 +92,12 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
 def _jobs_of_model_pairs(config: AnalyzeConfig) -> list[AnalyzeConfig]:
     """Return a job for each pair of models of an atlas, with CKA as its measure.
 
-    The pairs are the same for all measures, which take the place of CKA.
+    The pairs are the same for all measures of the atlas, so any measure of two models will do.
     """
     cka = measure_schema("cka")()
     jobs = []
-    # `asked_for` turns a configuration of several models into one for each pair of them.
+    # `asked_for` turns a configuration of several models into one for each pair of them. For an
+    # empty list it raises an error; without a list (None) it would return the configuration.
     for job in asked_for(replace(config, models=config.models or [], measure=cka)):
         assert isinstance(job, AnalyzeConfig)
         jobs.append(job)

@@ -68,6 +68,7 @@ def token_and_bag(
         lag = positions[:, None] - positions
         is_in_bag = (lag >= 0) & (lag < bag_length)
         weights = torch.where(is_in_bag, torch.exp(-DECAY * lag / bag_length), 0).to(vectors)
+        # (position, earlier position): a row has the weights of the bag at one position.
         normalised = weights / weights.norm(dim=1, keepdim=True)
         token_vector = vectors[rows.long().to(vectors.device)]  # (b, t, d)
         bag = normalised @ token_vector

@@ -109,7 +109,10 @@ class CachedStates:
 
     @torch.no_grad()
     def __call__(self, rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the states of rows of tokens; those of rows that were read before are cached."""
+        """Return the states of rows of tokens; those of rows that were read before are cached.
+
+        The cache has the states of whole rows. New rows are read in batches.
+        """
         rows = rows.long().cpu()
         keys = [row.numpy().tobytes() for row in rows]
         # The index of one row for each key that is not cached; equal rows share a key.

@@ -473,7 +473,10 @@ def claim_that_null_flips_fewer_predictions(population: PopulationResult) -> Cla
 def _mean_between_groups(
     values: Float[Tensor, "m m"], groups: Sequence[str]
 ) -> dict[tuple[str, str], float]:
-    """Return the mean value of models of any two groups, over both directions, by their names.
+    """Return the mean value of pairs of models of any two groups, by the names of both groups.
+
+    The mean is over both directions: a model of either group may be the source. A group is also
+    paired with itself; the value of a model with itself is left out.
 
     Args:
         values: A value for each source and target.
@@ -481,7 +484,7 @@ def _mean_between_groups(
     """
     # `grouped` keeps all axes but the first two; here there is none, so one is added.
     cells = grouped(values[..., None], list(groups)).cells.value[..., 0]
-    means = symmetric(cells)  # (group, group)
+    means = symmetric(cells)  # (group, group), the mean of both directions
     names = list(dict.fromkeys(groups))  # in the order of both axes
     return {
         (first, second): float(means[row, column])

@@ -101,7 +101,7 @@ class ProbedLayers:
         if accuracy is None or native is None:
             return None
         share = accuracy.share_of(native, above=native.chance, level=level)
-        if share.value.isnan():
+        if share.value.isnan():  # the native accuracy is not above chance
             return None
         return share
 
@@ -117,7 +117,10 @@ class ProbedLayers:
 
 
 def _probing_jobs(experiment: ExperimentRun) -> list[InnerJob]:
-    """Return one job for each pair of models, with probes of their middle layers."""
+    """Return one job for each pair of models, with probes of their middle layers.
+
+    If the user has named layers, these are probed instead.
+    """
     return [
         InnerJob(
             label=pair.label,

@@ -194,7 +194,7 @@ class Experiment(
                 models that it does not take.
         """
         self._check_measure(config)
-        config = self.completed(config)
+        config = self.completed(config)  # with defaults in place of unset settings
         experiment = self.experiment_run(config)
         labelled_jobs = [
             (inner.label, inner_job_config(config, inner)) for inner in self.inner_jobs(experiment)
@@ -250,9 +250,10 @@ class Experiment(
         return ExperimentRun(config, {label(model): model for model in models})
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        """Return the configuration with the recipe's defaults for stimuli and population.
+        """Return the configuration with defaults for unset settings of stimuli and population.
 
-        Settings of the measure that are None stay None, as each inner job has its own defaults.
+        The defaults are those of the recipe, a named set of them. Settings of the measure that are
+        None stay None, as each inner job has its own defaults.
         """
         with_defaults: AnalyzeConfig = with_recipe_defaults(config, ("stimuli", "population"))
         return with_defaults

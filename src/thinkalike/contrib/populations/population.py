@@ -77,7 +77,8 @@ class Population(
     def settings_read(self, config: PopulationJob) -> frozenset[str]:
         """Return the names of the settings that apply to this job.
 
-        They include those that say how the classifiers run, such as `model.dtype`.
+        The job reads no model of its own, but the settings that say how a model runs, such as
+        `model.dtype`, apply to the classifiers of the population.
         """
         return super().settings_read(config) | {f"model.{name}" for name in RUNS}
 

@@ -22,31 +22,32 @@ LAYER_PAIR = (0, 0)  # the only one of the moments here
 
 @torch.no_grad()
 def mapped_autoencoder(
-    sae: SparseAutoencoder, up: AffineMap, down: AffineMap
+    sae: SparseAutoencoder, write_map: AffineMap, read_map: AffineMap
 ) -> SparseAutoencoder:
     """Return an autoencoder of other states g, made of an autoencoder of states h and two maps.
 
-    With the maps up(h) = U h + u and down(g) = D g + v, the new autoencoder is
-    g ↦ up(sae(down(g))): its latents for g are those of `sae` for down(g). The weights are
-    multiplied in float64. Directions keep the norms that `up` gives them: scaling each to norm 1,
-    and its latent accordingly, would change which latents are the k largest.
+    With the maps write(h) = W h + w and read(g) = R g + r, the new autoencoder is
+    g ↦ write(sae(read(g))): its latents for g are those of `sae` for read(g). The weights are
+    multiplied in float64. Directions keep the norms that `write_map` gives them: scaling each to
+    norm 1, and its latent accordingly, would change which latents are the k largest.
 
     Args:
         sae: The autoencoder of states h, which is not changed.
-        up: The map from states h to states g.
-        down: The map back, which is fitted separately: the inverse of `up` predicts worse.
+        write_map: The map from states h, which `sae` writes, to states g.
+        read_map: The map from states g to states h, which `sae` reads. Between two models it is
+            fitted separately: the inverse of `write_map` predicts worse.
     """
     W_enc, b_enc, W_dec, b_dec = (weight.double() for weight in sae.parameters())
-    U = up.weight.to(W_enc)
-    u = up.bias.to(W_enc)
-    D = down.weight.to(W_enc)
-    v = down.bias.to(W_enc)
-    # States are rows here, so that down(g) W_enc = g (Dᵀ W_enc) + v W_enc, and so on.
+    W = write_map.weight.to(W_enc)
+    w = write_map.bias.to(W_enc)
+    R = read_map.weight.to(W_enc)
+    r = read_map.bias.to(W_enc)
+    # States are rows here, so that read(g) W_enc = g (Rᵀ W_enc) + r W_enc, and so on.
     mapped = SparseAutoencoder(
-        W_enc=D.T @ W_enc,
-        b_enc=b_enc + v @ W_enc,
-        W_dec=W_dec @ U.T,
-        b_dec=b_dec @ U.T + u,
+        W_enc=R.T @ W_enc,
+        b_enc=b_enc + r @ W_enc,
+        W_dec=W_dec @ W.T,
+        b_dec=b_dec @ W.T + w,
         k=sae.k,
     )
     return mapped.to(sae.W_enc.dtype)
@@ -57,7 +58,9 @@ def for_standardised_states(
 ) -> SparseAutoencoder:
     """Turn an autoencoder of states h into one of standardised states (h - mean) / scale."""
     return mapped_autoencoder(
-        sae, up=_standardising_map(mean, scale), down=_rescaling_map(mean, scale)
+        sae,
+        write_map=_standardising_map(mean, scale),
+        read_map=_rescaling_map(mean, scale),
     )
 
 
@@ -70,7 +73,9 @@ def for_original_states(
     turns what it writes back into the units of h.
     """
     return mapped_autoencoder(
-        sae, up=_rescaling_map(mean, scale), down=_standardising_map(mean, scale)
+        sae,
+        write_map=_rescaling_map(mean, scale),
+        read_map=_standardising_map(mean, scale),
     )
 
 

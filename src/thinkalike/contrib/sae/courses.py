@@ -50,10 +50,10 @@ class StartCurve:
     ) -> Float[Tensor, "evaluations seeds"]:
         """Return after how many tokens each seed first explains as much variance as its goals.
 
-        The number is infinite if a seed never does. Between two evaluations, the curve of
-        explained variance is interpolated linearly over the logarithm of the tokens, and from 0
-        tokens to the next evaluation linearly over the tokens. The true curve lies above such
-        lines, so the true number of tokens is slightly smaller.
+        The number is infinite if a seed never does, and 0 if it does before the training. Between
+        two evaluations, the curve of explained variance is interpolated linearly over the
+        logarithm of the tokens, and from 0 tokens to the next evaluation linearly over the tokens.
+        The true curve lies above such lines, so the true number of tokens is slightly smaller.
 
         Args:
             goals: Explained variances, any number of them for each seed.
@@ -71,6 +71,7 @@ class StartCurve:
             else:
                 ratio = tokens[index] / tokens[index - 1]
                 interpolated = tokens[index - 1] * ratio**share_of_segment
+            # False where the curve does not rise, so that a division by 0 has no effect.
             is_in_segment = (goals <= after) & (goals > before)
             reached = torch.where(is_in_segment, interpolated, reached)
         return torch.where(goals <= curve[0], 0.0, reached)

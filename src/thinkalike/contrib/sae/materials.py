@@ -194,7 +194,7 @@ class SAEMaterials:
         saes = self.source.saes
         sae = saes[seed % len(saes)].to(self.mean.device)
         maps = self._maps_from_source
-        return mapped_autoencoder(sae, up=maps.phi, down=maps.psi)
+        return mapped_autoencoder(sae, write_map=maps.phi, read_map=maps.psi)
 
     @cached_property
     def _maps_from_source(self) -> BothDirections:
