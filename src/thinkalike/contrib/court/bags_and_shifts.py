@@ -47,10 +47,10 @@ def token_and_bag(
 ) -> StateFunction:
     """Return a function of tokens: each token's vector plus a rotated bag of recent tokens.
 
-    The bag is a weighted sum of the vectors of the current token and those before it. The weights
-    fall from 1 to exp(-2) over `bag_length` tokens, or are equal if it is infinite. They are
-    scaled to a Euclidean norm of 1, so that a sum of independent vectors is as large as one of
-    them.
+    It tests whether a measure of similarity to a language model is fooled by the tokens alone. The
+    bag is a weighted sum of the vectors of the current token and those before it. The weights fall
+    from 1 to exp(-2) over `bag_length` tokens, or are equal if it is infinite. They are scaled to
+    a Euclidean norm of 1, so that a sum of independent vectors is as large as one of them.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.

@@ -104,7 +104,7 @@ def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
     claims.append(claim_that_late_layers_differ(population))
     claims += cluster_claims(population)
     panels = _stitch_panel_tables(population, "") | _cka_panel_table(population, "")
-    if population.config.null:
+    if population.config.null:  # titles of its panels end with ", null"
         null = population.null
         panels |= _stitch_panel_tables(null, ", null") | _cka_panel_table(null, ", null")
         claims.append(_claim_that_null_groups_are_alike(null))
@@ -189,6 +189,7 @@ def _stitch_panel_tables(population: PopulationResult, ending: str) -> dict[str,
         population: The result of a population.
         ending: The end of both titles, such as ", null".
     """
+    # Both have a value for each pair of sentences (example), over which the means are taken too.
     penalties = population.means_by_group(population.penalties, examples=True)
     flips = population.means_by_group(population.flips, examples=True)
     axis = "last layer of the source"
