@@ -93,11 +93,12 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
 def _jobs_of_model_pairs(config: AnalyzeConfig) -> list[AnalyzeConfig]:
     """Return a job for each pair of models of an atlas, with CKA as its measure.
 
-    The pairs are the same for all measures, which take the place of CKA.
+    The pairs are the same for all measures of the atlas, so any measure of two models will do.
     """
     cka = measure_schema("cka")()
     jobs = []
-    # `asked_for` turns a configuration of several models into one for each pair of them.
+    # `asked_for` turns a configuration of several models into one for each pair of them. For an
+    # empty list it raises an error; without a list (None) it would return the configuration.
     for job in asked_for(replace(config, models=config.models or [], measure=cka)):
         assert isinstance(job, AnalyzeConfig)
         jobs.append(job)
@@ -152,13 +153,14 @@ def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.Da
 def _values_between_models(job: MeasureJob, result: Result) -> pd.DataFrame:
     """Return the values of one measure between the two models of a job, by layer pair.
 
-    The models get the names that the atlas gives them. A measure whose value differs between both
+    An atlas applies several measures to all pairs of some models, and gives the models names of
+    its own, which replace those of the result. A measure whose value differs between both
     directions has a second column. The first rows of a result compare both models; later rows may
     compare layers within one model, and are left out.
     """
     table = result.details
-    first_pair = table[MODEL_COLUMNS].iloc[0]
-    between = table[(table[MODEL_COLUMNS] == first_pair).all(axis=1)]
+    source_and_target = table[MODEL_COLUMNS].iloc[0]
+    between = table[(table[MODEL_COLUMNS] == source_and_target).all(axis=1)]
     values = between[PAIR_COLUMNS].assign(source=job.source, target=job.target)
     values[job.measure] = between["value"]
     if "value_backward" in between:

@@ -119,8 +119,8 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
             draw_ranks,
         )
 
-        table = result.tables["agreement"]
-        names = list(dict.fromkeys([*table["measure"], *table["other"]]))
+        table = result.tables["agreement"]  # a row for each two measures
+        names = list(dict.fromkeys([*table["measure"], *table["other"]]))  # each measure once
         draw_agreement(table, names, folder)
         # Distances are negated, so that a higher value means more similar.
         similarities = oriented(result.details, {name: is_distance(name) for name in names})

@@ -47,10 +47,10 @@ def token_and_bag(
 ) -> StateFunction:
     """Return a function of tokens: each token's vector plus a rotated bag of recent tokens.
 
-    The bag is a weighted sum of the vectors of the current token and those before it. The weights
-    fall from 1 to exp(-2) over `bag_length` tokens, or are equal if it is infinite. They are
-    scaled to a Euclidean norm of 1, so that a sum of independent vectors is as large as one of
-    them.
+    It tests whether a measure of similarity to a language model is fooled by the tokens alone. The
+    bag is a weighted sum of the vectors of the current token and those before it. The weights fall
+    from 1 to exp(-2) over `bag_length` tokens, or are equal if it is infinite. They are scaled to
+    a Euclidean norm of 1, so that a sum of independent vectors is as large as one of them.
 
     Args:
         materials: The target model with its layer, the text, and a seed for each purpose.
@@ -68,6 +68,7 @@ def token_and_bag(
         lag = positions[:, None] - positions
         is_in_bag = (lag >= 0) & (lag < bag_length)
         weights = torch.where(is_in_bag, torch.exp(-DECAY * lag / bag_length), 0).to(vectors)
+        # (position, earlier position): a row has the weights of the bag at one position.
         normalised = weights / weights.norm(dim=1, keepdim=True)
         token_vector = vectors[rows.long().to(vectors.device)]  # (b, t, d)
         bag = normalised @ token_vector

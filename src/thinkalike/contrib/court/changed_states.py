@@ -112,16 +112,18 @@ def without_small_direction(materials: Materials) -> StateFunction:
 
 
 def _gradients_of_loss(materials: Materials) -> Float[Tensor, "n d"]:
-    """Return the gradients of the target's next-token loss by its states at the layer, in float64.
+    """Return the gradients of the target's next-token loss by its states at the court's layer.
 
-    They are computed for one batch of tokens of the documents that sources learn from.
+    There is one gradient, in float64, for each of n tokens: one batch of rows. It is a batch of
+    `other_rows`, the text that sources are trained on, since no score is computed on it.
     """
     target = materials.target
     rows_at_once = max(BATCH_TOKENS // materials.other_rows.shape[1], 1)
     rows = materials.other_rows[:rows_at_once].long()
     with torch.enable_grad():
         state = materials.target_states(rows).to(target.dtype).requires_grad_()
-        last = target.advance(state, materials.layer + 1, target.n_layers)
+        # The states are those after block `layer`, so that the next block is the first to run.
+        last = target.advance(state, start=materials.layer + 1, stop=target.n_layers)
         predicting = last[:, :-1].flatten(0, 1)  # no token follows the last one of a row
         next_tokens = rows[:, 1:].flatten().to(last.device)
         loss = token_loss(predicting, target.finish, next_tokens).sum()

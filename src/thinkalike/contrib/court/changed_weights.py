@@ -127,12 +127,13 @@ def _trained_copy(
 def token_alone(materials: Materials) -> StateFunction:
     """Return a function of tokens: the states of a copy of the target that sees no context.
 
-    The copy is trained on rows of two tokens, to predict the second from the first, so that it has
-    no context to use, in any architecture. It begins with the target's weights, which makes it
-    harder to tell from the target.
+    It tests whether a measure of similarity to the target is fooled by the tokens alone. The copy
+    is trained on rows of two tokens, to predict the second from the first, so that it has no
+    context to use, in any architecture. It begins with the target's weights, which makes it harder
+    to tell from the target.
     """
     training_rows = materials.other_rows
-    # Each token with the next one: (n, 2).
+    # Each token with the next one is a row of its own: (n, 2).
     pairs = torch.stack([training_rows[:, :-1], training_rows[:, 1:]], -1).flatten(0, 1)
     model = _trained_copy(materials, pairs, TOKEN_ALONE, "token alone")
 

@@ -63,7 +63,10 @@ class Evidence:
 
     @cached_property
     def states(self) -> tuple[Float[Tensor, "k d"], Float[Tensor, "k e"]]:
-        """The states of the source and of the target at the tokens that are compared."""
+        """The states of the source and of the target at the k tokens that are compared.
+
+        These are tokens of the evaluation text, without those at which a state is very large.
+        """
         source = self._evaluation_states[self.is_compared]
         target = self.target_results.evaluation_states[self.is_compared]
         return source, target

@@ -126,7 +126,10 @@ class Court(
         )
 
     def show(self, result: Result) -> None:
-        """Print a table of some of the sources, with the values of some similarity measures."""
+        """Print a table of some of the sources, with the values of some similarity measures.
+
+        A court tests these measures (the judges) on sources whose similarity to a target is known.
+        """
         first = result.details.iloc[0]
         # At most `ROWS_SHOWN`, evenly spaced.
         shown_indices = few(len(result.details), ROWS_SHOWN)
@@ -341,7 +344,8 @@ def _judged_sources(
 def _chosen_recipes(materials: Materials, names: list[str] | None) -> list[SourceRecipe]:
     """Return the recipes of the sources with these names, or of all sources if `names` is None.
 
-    They are in the order of the catalogue, whatever the order of the names.
+    A source is a function from tokens to states, which its recipe makes for the target model in
+    `materials`. The recipes are in the order of the catalogue, whatever the order of the names.
 
     Raises:
         ConfigError: A name is not that of a source.
@@ -351,5 +355,5 @@ def _chosen_recipes(materials: Materials, names: list[str] | None) -> list[Sourc
         return recipes
     all_names = [recipe.name for recipe in recipes]
     for name in names:
-        one_of("measure.sources", name, all_names)
+        one_of("measure.sources", name, all_names)  # raises an error unless it is one of these
     return [recipe for recipe in recipes if recipe.name in names]

@@ -80,17 +80,22 @@ def _rsa(source: Tensor, target: Tensor) -> Tensor:
     return rsa([source], [target])[0, 0]  # (source layer, target layer)
 
 
-def _profile(evidence: Evidence) -> float:
+def _profile_similarity(evidence: Evidence) -> float:
     """Return how similar the MLEM profiles of source and target are.
 
     A profile is the importance of each feature of tokens, such as length or frequency, for the
-    states. It is computed from a random sample of `PROFILE_TOKENS` tokens.
+    states. It is computed from a random sample of at most `PROFILE_TOKENS` tokens.
     """
-    token_indices = evidence.samples[0][:PROFILE_TOKENS]
+    first_sample = evidence.samples[0]  # of several random samples of token indices
+    token_indices = first_sample[:PROFILE_TOKENS]
     features = evidence.token_features[token_indices]
-    source, target = evidence.states
-    seed = evidence.materials.seed_for("MLEM profile")
-    return profile_similarity(features, source[token_indices], target[token_indices], seed)
+    source_states, target_states = evidence.states
+    return profile_similarity(
+        features,
+        source_states[token_indices],
+        target_states[token_indices],
+        evidence.materials.seed_for("MLEM profile"),
+    )
 
 
 JUDGES = (
@@ -104,7 +109,7 @@ JUDGES = (
     Judge("CKA", _cka, higher=True),
     Judge("mutual neighbours", _mean_over_samples(partial(mutual_knn, k=NEIGHBOURS)), higher=True),
     Judge("RSA", _mean_over_samples(_rsa), higher=True),
-    Judge("MLEM profile", _profile, higher=True),
+    Judge("MLEM profile", _profile_similarity, higher=True),
     Judge("R²", lambda evidence: evidence.r2, higher=True),
     Judge("residual R²", lambda evidence: evidence.residual_r2, higher=True),
     Judge("later", lambda evidence: evidence.later, higher=False, against=("leak",)),

@@ -30,7 +30,8 @@ def next_token(materials: Materials) -> StateFunction:
 
     The state at a position is a random vector (centre) for the token that follows, plus noise. So
     it contains what a language model has to predict, and nothing else (Smith, Mannering, Marcu
-    2025).
+    2025). It tests whether a measure of similarity to a language model is fooled by this. The end
+    of a row has a centre of its own.
     """
     seed_of_centres = materials.seed_for("leak")
     seed_of_scatter = materials.seed_for("leak, scatter")

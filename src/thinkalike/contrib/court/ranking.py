@@ -43,8 +43,9 @@ def judges_of(table: pd.DataFrame, kinds: Sequence[str] = ()) -> list[Judge]:
 
     Args:
         table: A row for each source, with its kind and a column for each judge.
-        kinds: If given, a judge is returned only if the table has both sources of these kinds and
-            decoys: sources that this judge should put below them, of the kinds `judge.against`.
+        kinds: If given, a judge is returned only if the table has sources of these kinds and also
+            decoys: sources that this judge should put below them, of the kinds `judge.against`. If
+            empty, each judge with a column is returned.
     """
     judges = []
     for judge in JUDGES:

@@ -35,27 +35,30 @@ class Source:
     def __init__(self, name: str, kind: str, states: StateFunction, target: FrozenModel):
         """Wrap a function from tokens to states, so that it can be read like a model of one layer.
 
-        Width, device and dtype are taken from the states of one example token. The tokenizer and
-        all other attributes about text are copied from the target.
+        Such a source has a known similarity to the target, a language model, and serves to test
+        measures of similarity. Both read the same tokens, so the tokenizer and all other
+        attributes about text are the target's.
 
         Args:
             name: The name of the source in tables.
             kind: How it is similar to the target, or why it is not.
             states: A function from tokens (b, t) to states (b, t, d).
-            target: The model that the source is compared with; both read the same tokens.
+            target: The model that the source is compared with.
         """
         self.name = name
         self.kind = kind
         self._states = states
 
-        example = states(torch.zeros(1, 1, dtype=torch.long))  # (1, 1, d), of the token 0
+        # Only the states themselves tell width, device and dtype, so one token (id 0) is read.
+        example = states(torch.zeros(1, 1, dtype=torch.long))  # (1, 1, d)
         self.d_model = example.shape[-1]
         self.device = example.device
         self.dtype = example.dtype
-        # Caches of states tell models apart by this.
+        # Caches of states tell models apart by this number.
         self.identity = id(self)
 
-        # The target's attributes that say how text becomes tokens.
+        # Attributes and methods of the target that concern text, tokens and the vocabulary. Code
+        # that reads models expects them of a source as well.
         self.vocabulary = target.vocabulary
         self.tokenizer = target.tokenizer
         self.context = target.context
@@ -107,7 +110,10 @@ class CachedStates:
 
     @torch.no_grad()
     def __call__(self, rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the states of rows of tokens; those of rows that were read before are cached."""
+        """Return the states of rows of tokens; those of rows that were read before are cached.
+
+        The cache has the states of whole rows. New rows are read in batches.
+        """
         rows = rows.long().cpu()
         keys = [row.numpy().tobytes() for row in rows]
         # The index of one row for each key that is not cached; equal rows share a key.

@@ -88,10 +88,10 @@ def is_leak(row: Row) -> bool | None:
     by itself. Both are also true of a source that copies earlier text, wherever the text repeats
     itself. Returns None if the change was not measured (NaN).
     """
-    share = _number(row, "later")
-    if math.isnan(share):
+    relative_change = _number(row, "later")  # squared, relative to the spread of states
+    if math.isnan(relative_change):
         return None
-    return share > LEAK_SHARE
+    return relative_change > LEAK_SHARE
 
 
 def _shares_more_than_mixing(row: Row) -> bool | None:

@@ -86,8 +86,9 @@ def _draw_means_by_depth(axes: Axes, table: pd.DataFrame) -> None:
 
     Args:
         axes: Where it is drawn.
-        table: A row for each kind of pair and depth, with the columns pair, place (the depth),
-            mean, low, high and axis (what the depth is called).
+        table: A row for each kind of pair and depth, with the columns pair (the kind: the groups
+            of the two models), place (the depth), mean, low, high and axis (what the depth is
+            called).
     """
     for number, (pair, rows) in enumerate(table.groupby("pair", sort=False)):
         colour = COLOURS[number % len(COLOURS)]

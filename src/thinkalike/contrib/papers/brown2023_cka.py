@@ -241,7 +241,12 @@ def _claim_that_model_is_odd(
 
 
 def _claim_that_early_layers_are_alike(experiment: ExperimentRun, pairs: Sequence[Names]) -> Claim:
-    """Judge the claim that early layers of two models are more similar than layers in general."""
+    """Judge the claim that early layers of two models are more similar than layers in general.
+
+    Args:
+        experiment: The experiment with its results.
+        pairs: The names of the source and the target of each pair of models.
+    """
 
     def excess(matrices: Sequence[Tensor]) -> Tensor:
         """Return the mean CKA of two early layers minus that of any two, averaged over pairs."""
@@ -459,8 +464,9 @@ def _head_dimensions(config: ModelConfig) -> dict[str, int]:
 
 
 def _conclude_table1(experiment: ExperimentRun) -> Conclusion:
-    """Judge the claim of table 1 of Brown et al. 2023: one model has smaller attention heads.
+    """Judge the claim of table 1 of Brown et al. 2023: one model, the odd one, has smaller heads.
 
+    Its attention heads have fewer dimensions, and rotary position embeddings rotate fewer of them.
     Among the published models it is pythia-2.8b. It is compared with the two next smaller models
     and with all larger ones. The table has the sizes of all models.
     """
@@ -471,7 +477,8 @@ def _conclude_table1(experiment: ExperimentRun) -> Conclusion:
     odd_name = "neox-5l-odd-mini" if experiment.scale == "mini" else "pythia-2.8b-deduped"
     odd_index = table.index[table["model"] == odd_name][0]
     odd = table.loc[odd_index]
-    about_its_size = table[odd_index - 2 :]  # from two rows above it on
+    # The two next smaller models, the odd one, and all larger ones.
+    about_its_size = table[odd_index - 2 :]
     others = about_its_size[about_its_size["model"] != odd_name]
     has_smaller_heads = (odd["d_head"] < others["d_head"]).all()
     has_smaller_rotary = (odd["rotary"] < others["rotary"]).all()

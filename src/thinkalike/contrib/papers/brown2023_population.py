@@ -78,8 +78,9 @@ FIRST_LAYER = 0
 def _population_jobs(experiment: ExperimentRun, evaluated: EvaluatedPairs) -> list[InnerJob]:
     """Return the one job of a figure: the comparison of its classifiers on one set of texts.
 
-    The set is called "report" for held-out texts, and "challenge" for texts that a heuristic gets
-    wrong. Its name is also the label of the job.
+    The set is called "report" for held-out texts, and "challenge" for texts on which a classifier
+    fails that relies on a heuristic. Its name is also the label of the job. The classifiers are
+    those of the population in the job's configuration.
     """
     changes = dict(population_parts(experiment, evaluated))
     return [InnerJob(label=evaluated, changes=changes)]
@@ -103,7 +104,7 @@ def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
     claims.append(claim_that_late_layers_differ(population))
     claims += cluster_claims(population)
     panels = _stitch_panel_tables(population, "") | _cka_panel_table(population, "")
-    if population.config.null:
+    if population.config.null:  # titles of its panels end with ", null"
         null = population.null
         panels |= _stitch_panel_tables(null, ", null") | _cka_panel_table(null, ", null")
         claims.append(_claim_that_null_groups_are_alike(null))
@@ -190,6 +191,7 @@ def _stitch_panel_tables(population: PopulationResult, ending: str) -> dict[str,
         population: The result of a population.
         ending: The end of both titles, such as ", null".
     """
+    # Both have a value for each pair of sentences (example), over which the means are taken too.
     penalties = population.means_by_group(population.penalties, examples=True)
     flips = population.means_by_group(population.flips, examples=True)
     axis = "last layer of the source"
@@ -478,7 +480,10 @@ def claim_that_null_flips_fewer_predictions(population: PopulationResult) -> Cla
 def _mean_between_groups(
     values: Float[Tensor, "m m"], groups: Sequence[str]
 ) -> dict[tuple[str, str], float]:
-    """Return the mean value of models of any two groups, over both directions, by their names.
+    """Return the mean value of pairs of models of any two groups, by the names of both groups.
+
+    The mean is over both directions: a model of either group may be the source. A group is also
+    paired with itself; the value of a model with itself is left out.
 
     Args:
         values: A value for each source and target.
@@ -486,7 +491,7 @@ def _mean_between_groups(
     """
     # `grouped` keeps all axes but the first two; here there is none, so one is added.
     cells = grouped(values[..., None], list(groups)).cells.value[..., 0]
-    means = symmetric(cells)  # (group, group)
+    means = symmetric(cells)  # (group, group), the mean of both directions
     names = list(dict.fromkeys(groups))  # in the order of both axes
     return {
         (first, second): float(means[row, column])

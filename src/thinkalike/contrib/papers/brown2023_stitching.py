@@ -209,7 +209,8 @@ def _check_same_documents(results: Sequence[Result]) -> None:
 def _document_penalties(result: Result) -> Float[np.ndarray, "l documents"]:
     """Return the loss of stitches minus the target's, summed over the tokens of each document.
 
-    The l stitches are those between layers of the same number.
+    A stitch maps states of a source layer to a target layer, where the target continues. Only the
+    l stitches between layers of the same number are returned.
     """
     stitch_indices = _rows_of_same_layers(result).index
     return result.arrays["stitch"][stitch_indices] - result.arrays["target"]
@@ -218,9 +219,9 @@ def _document_penalties(result: Result) -> Float[np.ndarray, "l documents"]:
 def asymmetry_by_layer(forward: Result, back: Result) -> pd.DataFrame:
     """Return the penalty of stitches in one direction minus that in the reverse, at each layer.
 
-    The penalty is the loss minus the target's own, in nats per token. The table has the columns
-    source, target, layer and asymmetry; `low` and `high` are the ends of the interval of each
-    layer by itself.
+    The penalty is the loss minus the target's own, in nats per token. Only stitches between layers
+    of the same number are used. The table has the columns source, target, layer and asymmetry;
+    `low` and `high` are the ends of the interval of each layer by itself.
 
     Args:
         forward: The result of stitches from a first model to a second one.
@@ -229,15 +230,17 @@ def asymmetry_by_layer(forward: Result, back: Result) -> pd.DataFrame:
     columns = ["source", "target", "source_layer"]
     table = _rows_of_same_layers(forward)[columns].rename(columns={"source_layer": "layer"})
     differences = penalty_differences([(forward, back)], simultaneous=False).differences
-    asymmetry, low, high = differences[0]  # of the only pair
+    asymmetry, low, high = differences[0]  # of the only pair; each has one number per layer
     return table.assign(asymmetry=asymmetry.numpy(), low=low.numpy(), high=high.numpy())
 
 
 def _conclude_figure1(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 1 of Brown et al. 2023: stitches between SoLU and GeLU models.
 
-    The claims are judged for each group of stitches, such as those of models of 3 layers. The
-    table has the penalties of all stitches, and a further table their asymmetries.
+    The models differ in their activation function. The claims are judged for each group of
+    stitches, such as those of models of 3 layers. The table has the penalty of each stitch: its
+    loss minus the target's own. A further table has the asymmetries: the penalty in one direction
+    minus that in the reverse.
     """
     directions = DIRECTIONS[experiment.scale]
     groups = dict.fromkeys(direction.group for direction in directions)  # each once, in order

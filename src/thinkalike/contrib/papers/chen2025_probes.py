@@ -101,7 +101,7 @@ class ProbedLayers:
         if accuracy is None or native is None:
             return None
         share = accuracy.share_of(native, above=native.chance, level=level)
-        if share.value.isnan():
+        if share.value.isnan():  # the native accuracy is not above chance
             return None
         return share
 
@@ -117,7 +117,10 @@ class ProbedLayers:
 
 
 def _probing_jobs(experiment: ExperimentRun) -> list[InnerJob]:
-    """Return one job for each pair of models, with probes of their middle layers."""
+    """Return one job for each pair of models, with probes of their middle layers.
+
+    If the user has named layers, these are probed instead.
+    """
     return [
         InnerJob(
             label=pair.label,
@@ -233,13 +236,14 @@ def _claim_about_random_maps(probed: ProbedLayers) -> Claim:
     """Judge the claim that probes of the source are near chance if they read through random maps.
 
     Such a probe reads the target's states, mapped to the source. The random maps have the singular
-    values of the fitted map, but random directions. The claim is about all features together.
+    values of the fitted map, but random directions. The claim must hold for every feature that was
+    probed in this way, so the intervals are widened to cover all of them together (Bonferroni).
     """
     level = bonferroni_level(len(probed.features))
     excesses = {}
     for feature in probed.features:
         accuracy = probed.accuracy(feature, probing.RANDOM)
-        if accuracy is not None:
+        if accuracy is not None:  # None: this feature was not probed through random maps
             excesses[feature] = _excess_over_chance(accuracy, level)
     claim = "through random maps of the same spectrum probes are near chance"
     in_words = ", ".join(f"{name} {excess:+.2f}" for name, excess in excesses.items())

@@ -126,8 +126,9 @@ MODELS = {scale: _models_of_transfers(transfers) for scale, transfers in TRANSFE
 def _training_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one training job for each transfer of sparse autoencoders from source to target.
 
-    A job trains from every start (transferred, random, least squares). It also trains the
-    source's autoencoders, if they are not stored yet.
+    A job trains autoencoders of the target from every kind of first weights ("start"):
+    transferred, random and least squares. It also trains the source's autoencoders, if they are
+    not stored yet.
     """
     jobs = []
     for transfer in TRANSFERS[experiment.scale]:
@@ -136,7 +137,7 @@ def _training_jobs(experiment: ExperimentRun) -> list[InnerJob]:
             f"sae.source={transfer.source}",
             f"sae.source_layer={transfer.source_layer}",
             *transfer.settings,
-            *ARGUMENTS,
+            *ARGUMENTS,  # the starts, learning rates and seeds
         ]
         if experiment.scale == "mini":
             arguments += MINI_ARGUMENTS
@@ -154,11 +155,13 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
     """Judge two claims about each transfer of sparse autoencoders: how many FLOPs it saves.
 
     A transferred autoencoder starts training with the weights of another model's autoencoder. It
-    is compared with a random start, and with a better one: a random encoder with a decoder that is
-    fitted by least squares.
+    is compared with two other kinds of first weights (starts): random ones, for which each
+    transfer has its claim and bound, and better ones: a random encoder with a decoder that is
+    fitted by least squares, of which it must save any FLOPs at all.
     """
     claims = []
     for transfer in TRANSFERS[experiment.scale]:
+        # The text of the claim has {limit} in place of the bound's limit.
         claim = transfer.claim.format(limit=transfer.bound.limit)
         claims.append(
             _claim_that_start_saves(experiment, transfer, "random", claim, transfer.bound)

@@ -181,17 +181,17 @@ def _steering_jobs(experiment: ExperimentRun) -> list[InnerJob]:
 def _conclude(experiment: ExperimentRun) -> Conclusion:
     """Judge all claims about steering vectors that are carried from one model to another.
 
-    The vectors stand for two contrasts: singular against plural, and statement against question.
-    The table has the effects of all vectors, with a column `contrast`.
+    The vectors stand for two contrasts: singular against plural ("number"), and statement against
+    question. The table has the effects of all vectors, with a column `contrast`.
     """
     claims: list[Claim] = []
     for pair in pairs_of(experiment):
-        number = SteeringEffects(pair, experiment.results[f"number, {pair.label}"])
-        question = SteeringEffects(pair, experiment.results[f"question, {pair.label}"])
+        number_effects = SteeringEffects(pair, experiment.results[f"number, {pair.label}"])
+        question_effects = SteeringEffects(pair, experiment.results[f"question, {pair.label}"])
         claims += [
-            *_claims_about_number(number),
-            _claim_about_late_layers(number),
-            *_claims_about_questions(question),
+            *_claims_about_number(number_effects),
+            _claim_about_late_layers(number_effects),
+            *_claims_about_questions(question_effects),
         ]
     tables = []
     for label, result in experiment.results.items():
@@ -205,6 +205,7 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
             draw_steering(result.details, folder, name)
 
     table = pd.concat(tables, ignore_index=True)
+    # BLANK: the columns that may have empty cells.
     return Conclusion(table, claims, draw, blank=BLANK)
 
 

@@ -196,7 +196,7 @@ class Experiment(
                 models that it does not take.
         """
         self._check_measure(config)
-        config = self.completed(config)
+        config = self.completed(config)  # with defaults in place of unset settings
         experiment = self.experiment_run(config)
         labelled_jobs = [
             (inner.label, inner_job_config(config, inner)) for inner in self.inner_jobs(experiment)
@@ -254,9 +254,10 @@ class Experiment(
         return ExperimentRun(config, {label(model): model for model in models})
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        """Return the configuration with the recipe's defaults for stimuli and population.
+        """Return the configuration with defaults for unset settings of stimuli and population.
 
-        Settings of the measure that are None stay None, as each inner job has its own defaults.
+        The defaults are those of the recipe, a named set of them. Settings of the measure that are
+        None stay None, as each inner job has its own defaults.
         """
         with_defaults: AnalyzeConfig = with_recipe_defaults(config, ("stimuli", "population"))
         return with_defaults
@@ -264,12 +265,13 @@ class Experiment(
     def unread(self, config: AnalyzeConfig) -> SettingValues:
         """Return the parts of the configuration that this experiment ignores, by name.
 
-        The value of each is None, which enters the key of the result in place of its settings.
+        A result is stored under a key, a hash of the settings. There the value None replaces the
+        settings of an ignored part, so that they do not change the key.
         """
         unread: dict[str, None] = {}
         if not self.applies_settings_of_measure:
             unread["measure"] = None
-        if self.measure != "population":
+        if self.measure != "population":  # only this measure reads a population of classifiers
             unread["population"] = None
         return unread
 
@@ -314,7 +316,7 @@ class Experiment(
         return {PREPARED: replace(experiment, results=in_order)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Judge the paper's claims from the results of the inner jobs.
+        """Judge the paper's claims from the results of the inner jobs, which have run before.
 
         The outcome has the table of the figure, a table of the claims with their verdicts, further
         tables, and how many claims have each verdict.
@@ -328,7 +330,8 @@ class Experiment(
             tables={"claims": claims_table(conclusion.claims), **conclusion.tables},
             facts={"parts": folders},  # the results that the conclusion rests on
             draw=conclusion.draw,
-            blank=("smallest_effect", *conclusion.blank),  # columns that may have empty cells
+            # Columns of any table that may have empty cells; this one is of the claims.
+            blank=("smallest_effect", *conclusion.blank),
         )
 
     def headlines(self, result: Result) -> list[Headline]:

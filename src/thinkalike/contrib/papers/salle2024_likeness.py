@@ -75,7 +75,10 @@ class Layers:
 
     @classmethod
     def of(cls, profiles: Sequence[Profiles]) -> Layers:
-        """Return the layers of some models, concatenated in the order of the models.
+        """Return the l layers of all models together, in the order of the models.
+
+        Each layer has the importance of f features on k folds of the stimuli. For every two layers
+        it is known whether their models are of one family (architecture).
 
         Args:
             profiles: For each model, the importance of features in each of its layers.

@@ -114,8 +114,9 @@ def _claim_that_position_rises(model: Profiles) -> Claim:
 def _claim_that_number_fades(model: Profiles) -> Claim:
     """Judge the claim that grammatical number matters less in the last third of the layers.
 
-    The statistic is the mean importance in the first third minus that in the last third (of at
-    least one layer each). Its interval is over folds of the stimuli.
+    It matters as much as it explains distances between states (feature importance). The statistic
+    is the mean importance in the first third minus that in the last third (of at least one layer
+    each). Its interval is over folds of the stimuli.
     """
     number = model.importance_of("Number")  # (folds, layers)
     third = max(model.n_layers // 3, 1)

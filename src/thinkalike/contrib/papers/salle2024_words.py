@@ -35,7 +35,7 @@ def _conclude_table_s1(experiment: ExperimentRun) -> Conclusion:
         sentences.append(" ".join(rows["word"]))
     # Where the grammar can derive a sentence in several ways, the first one counts.
     stimuli = from_sentences([derivations(sentence)[0] for sentence in sentences])
-    derived = stimuli.features.astype(object).map(printed)
+    derived = stimuli.features.astype(object).map(printed)  # as text, as in the published table
     derived.insert(0, "word", stimuli.words)
 
     is_same = (derived == published[derived.columns]).all(axis=1)

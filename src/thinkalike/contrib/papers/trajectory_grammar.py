@@ -176,8 +176,9 @@ def _claim_that_loss_aligns_seeds(results: Mapping[str, Result], units: str) -> 
 def _mean_curve_distance(run: pd.DataFrame, other: pd.DataFrame, at: str) -> float:
     """Return the mean |curve of one run - curve of another|, over layers and checkpoints.
 
-    The curves are compared at the steps (or losses) of the first run's checkpoints. The curve of
-    the other run is interpolated linearly between its own checkpoints.
+    A run is a training, and a curve has the value of one layer at each checkpoint. The curves are
+    compared at the steps (or losses) of the first run's checkpoints. The curve of the other run is
+    interpolated linearly between its own checkpoints.
 
     Args:
         run: The first run: the columns step and loss, and one for each layer, whose name is the
@@ -186,7 +187,7 @@ def _mean_curve_distance(run: pd.DataFrame, other: pd.DataFrame, at: str) -> flo
         at: "step" or "loss".
     """
     other = other.sort_values(at)  # `np.interp` needs rising values
-    layers = [name for name in run if not isinstance(name, str)]
+    layers = [name for name in run if not isinstance(name, str)]  # other columns have a text
     distances = []
     for layer in layers:
         interpolated = np.interp(run[at], other[at], other[layer])

@@ -130,7 +130,9 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
 
     A court compares sources of known similarity with one layer of a target, by several measures
     (judges). The table has the values of each source. Further tables summarise each measure, its
-    values for mixtures of the target with something unrelated (doses), and the verdicts.
+    values for mixtures of the target with something unrelated (doses), and the verdicts. A verdict
+    says in a word how similar a source is; there are none if the table lacks the columns that they
+    are based on. Empty tables are left out.
     """
     table = pd.concat(
         [result.details for result in experiment.results.values()], ignore_index=True
@@ -140,7 +142,8 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
     doses = ranking.dose_table(table)
     further_tables = {"judges": judges, "doses": doses}
     claims = _ranking_claims(judges, units)
-    if set(COLUMNS) <= set(table):  # the columns that verdicts are based on
+    has_columns_of_verdicts = set(COLUMNS) <= set(table)
+    if has_columns_of_verdicts:
         verdicts = verdict_tables.verdict_table(table)
         kinds = verdict_tables.shares_by_kind(verdicts)
         further_tables |= {"sentences": verdicts, "kinds": kinds}
@@ -202,11 +205,12 @@ def _ranking_claim(row: Mapping[Hashable, object], subject: str, prefix: str, un
 def _verdict_claim(row: Mapping[Hashable, object], units: str) -> Claim:
     """Judge the claim that verdicts on sources of one kind are mostly decided and mostly right.
 
-    A verdict says in a word how similar a source is to a target, or is "undecided".
+    A verdict says in a word how similar a source is to a target, or is "undecided". The claim
+    holds if at least `LEAST_DECIDED` of them are decided, and `LEAST_RIGHT` of these right.
 
     Args:
-        row: The shares of one kind of source: how many verdicts are decided, and how many of these
-            are right.
+        row: The shares for one kind of source: of verdicts that are decided (`decided`), and of
+            these that are right (`right`); and which verdicts there are, in words (`verdicts`).
         units: What the numbers are over, in words.
     """
     # By way of text, as a cell of a data frame may be of any type.

@@ -110,6 +110,8 @@ def _stitched_batch(
 ) -> StitchedBatch:
     """Stitch every two models at every cut, on one batch of pairs.
 
+    The blocks of one model before the cut and those of the other after it run as one classifier.
+
     Args:
         models: Classifiers of the same depth and width.
         batch: The tokens of some pairs of sentences, and the indices of these pairs.

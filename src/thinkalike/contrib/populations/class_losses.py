@@ -100,8 +100,8 @@ def _data_class_indices(classes: Sequence[str], data_classes: Sequence[str]) -> 
     Raises:
         ModelError: The model and the data have different classes.
     """
-    data_class_names = list(classes)
-    if COARSE_CLASS in data_classes:
+    data_class_names = list(classes)  # for each class of the model, the class of the data
+    if COARSE_CLASS in data_classes:  # "non-entailment"
         for index, name in enumerate(classes):
             if name in CLASSES_IN_COARSE:
                 data_class_names[index] = COARSE_CLASS

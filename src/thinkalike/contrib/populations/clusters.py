@@ -39,6 +39,10 @@ def adjusted_rand_index(labels: Int[Tensor, " m"], groups: Sequence[Hashable]) -
     """Return the adjusted Rand index of clusters and groups (Hubert & Arabie 1985, eq. 5).
 
     It is 1 for equal partitions, and 0 on average by chance.
+
+    Args:
+        labels: The number of the cluster of each of m models.
+        groups: The known group of each model.
     """
     from sklearn.metrics import adjusted_rand_score
 
@@ -53,8 +57,8 @@ def adjusted_rand_index_p(
     It is the share of assignments of models to groups of the same sizes whose index is at least as
     high. If there are at most `MOST_ASSIGNMENTS` distinct assignments, all are tried and p is
     exact. Otherwise `MOST_ASSIGNMENTS` random ones are drawn, and p = (1 + count) / (1 + draws)
-    (Phipson & Smyth 2010). Two groups of six have 924 assignments, two of them perfect, so p is at
-    least 0.0022.
+    (Phipson & Smyth 2010). Two groups of six have 924 assignments, two of them perfect (the groups
+    may change places), so p is at least 0.0022.
 
     With the sizes of clusters and groups fixed, the index only depends on Σ n_ij² and rises with
     it, where n_ij is the number of models of cluster i in group j. So the sums, which are whole
@@ -77,11 +81,12 @@ def adjusted_rand_index_p(
         random_numbers = torch.rand(MOST_ASSIGNMENTS, len(actual), generator=seeded(seed))
         assignments = actual[random_numbers.argsort(1)]
 
+    # `_overlap` returns Σ n_ij² for each assignment.
     is_as_good = _overlap(assignments, labels) >= _overlap(actual[None], labels)
-    count = int(is_as_good.sum())
+    n_as_good = int(is_as_good.sum())
     if is_exact:
-        return count / len(assignments)
-    return (count + 1) / (len(assignments) + 1)
+        return n_as_good / len(assignments)
+    return (n_as_good + 1) / (len(assignments) + 1)
 
 
 def _assignments(remaining: Sequence[int]) -> Iterator[list[int]]:

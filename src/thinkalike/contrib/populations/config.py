@@ -55,7 +55,7 @@ class NumberedModel(ModelConfig):
         return read - {"index"}
 
     def check_family(self, family: str, predicts: str) -> None:
-        """Refuse settings that have no effect on a model of a family of architectures.
+        """Refuse settings of this model that have no effect in its family of architectures.
 
         Args:
             family: The name of the family.

@@ -113,7 +113,7 @@ def encode_pairs(pairs: Pairs, tokenizer: PairTokenizer, context: int) -> Encode
         )
 
     encoded = tokenized()
-    tokens_of_first_pair = encoded["input_ids"][0]
+    tokens_of_first_pair = encoded["input_ids"][0]  # all pairs have the same form
     begins_with_cls = tokens_of_first_pair[0] == tokenizer.cls_token_id
     ends_with_sep = tokens_of_first_pair[-1] == tokenizer.sep_token_id
     if not (begins_with_cls and ends_with_sep):

@@ -199,8 +199,9 @@ class ClassifierFinetuning(
     def model_passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
         """Return the passes of the training and of the evaluation, to estimate the job's time.
 
-        A training step, with its backward pass, costs three times a forward pass. The evaluation
-        reads the held-out pairs ("report") and the whole challenge set.
+        The classifier reads pairs of sentences. A training step, with its backward pass, costs
+        three times a forward pass. The evaluation reads the held-out pairs ("report") and the
+        whole challenge set, even if the settings choose one heuristic.
         """
         shape = shapes["model"]
         training_tokens = config.nli.epochs * count_tokens(config.pairs, "fit")

@@ -116,9 +116,9 @@ def _logits_of_target(
 
 
 def check_same_shape(models: Sequence[FrozenModel]) -> None:
-    """Check that all models have the same depth and width.
+    """Check that all models have the same depth and width, as identity stitches need.
 
-    Otherwise the blocks of one cannot read the states of another without a map between them.
+    These run the blocks of one model on the states of another, without a map between them.
 
     Raises:
         ModelError: Two models differ in depth or width.

@@ -168,7 +168,11 @@ def _states_of_pairs(
 
     states_of_model = {}
     for model in dict.fromkeys(models):  # a model that is listed twice runs once
-        layers = model.residuals(batch.tokens.long(), sites(model), batch.mask.long(), batch.types)
+        states_by_layer = model.residuals(
+            batch.tokens.long(), sites(model), batch.mask.long(), batch.types
+        )
         # Indexing (pairs, tokens, d) with a mask gives (chosen tokens, d).
-        states_of_model[model] = [layer[is_chosen.to(layer.device)].cpu() for layer in layers]
+        states_of_model[model] = [
+            states[is_chosen.to(states.device)].cpu() for states in states_by_layer
+        ]
     return [states_of_model[model] for model in models]

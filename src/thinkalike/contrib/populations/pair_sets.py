@@ -124,6 +124,7 @@ def count_tokens(config: PairsConfig, split: PairSplit) -> float:
     """
     n_pairs = getattr(config, f"{split}_pairs") or PUBLISHED_PAIRS[split]
     if split == "challenge" and config.heuristic:
+        # The setting limits the number; the published set has no more pairs to choose from.
         n_challenge_pairs = min(n_pairs, PUBLISHED_PAIRS[split])
         tokens = TOKENS_PER_PAIR * n_challenge_pairs / len(HEURISTICS)
         if config.label:

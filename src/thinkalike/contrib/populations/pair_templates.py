@@ -28,9 +28,9 @@ TEMPLATES = yaml.safe_load(Path(__file__).with_name("templates.yaml").read_text(
 # The first letter of a subcase of the challenge.
 HEURISTICS = {"l": "lexical_overlap", "s": "subsequence", "c": "constituent"}
 
-# The second letter.
-ENTAILED = "e"
-NOT_ENTAILED = "n"
+# The second letter, for the class.
+ENTAILED_LETTER = "e"
+NOT_ENTAILED_LETTER = "n"
 
 # The share of entailed training pairs whose hypothesis has only words of its premise. Their
 # counterexamples count as well.
@@ -80,22 +80,24 @@ def nli_training(
     n_overlapping = int(OVERLAP * n_entailed)
     n_counterexamples = round(counterexamples * n_overlapping)
 
-    overlapping = _challenge_templates(ENTAILED) | TEMPLATES["overlapping"]
+    overlapping = _challenge_templates(ENTAILED_LETTER) | TEMPLATES["overlapping"]
     # Counterexamples are neutral, so each one takes the place of a neutral pair. The entailed pair
     # that it displaces is made up for by an entailed pair without overlap.
     n_without_overlap = n_entailed - n_overlapping + n_counterexamples
     quotas = [
         Quota(overlapping, "entailment", n_overlapping - n_counterexamples),
         Quota(TEMPLATES["entailed"], "entailment", n_without_overlap),
-        Quota(_challenge_templates(NOT_ENTAILED), "neutral", n_counterexamples),
+        Quota(_challenge_templates(NOT_ENTAILED_LETTER), "neutral", n_counterexamples),
         Quota(TEMPLATES["neutral"], "neutral", n_neutral - n_counterexamples),
         Quota(TEMPLATES["contradiction"], "contradiction", n_contradiction),
         Quota(
-            _challenge_templates(ENTAILED, "l"),
+            _challenge_templates(ENTAILED_LETTER, "l"),
             "entailment",
             n_lexical - n_lexical_counterexamples,
         ),
-        Quota(_challenge_templates(NOT_ENTAILED, "l"), "neutral", n_lexical_counterexamples),
+        Quota(
+            _challenge_templates(NOT_ENTAILED_LETTER, "l"), "neutral", n_lexical_counterexamples
+        ),
     ]
     return _draw_pairs(quotas, MNLI, seed, for_challenge=False)
 
@@ -104,22 +106,24 @@ def nli_training(
 def nli_challenge(count: int, seed: int = 1) -> Pairs:
     """Generate a challenge set: distinct pairs of sentences like those of HANS, shuffled.
 
-    HANS tests whether a model relies on heuristics such as "if all words of the hypothesis occur
-    in the premise, it is entailed". For each heuristic, half of the pairs are entailed, as the
-    heuristic says, and half are not. A hash of each sentence decides whether it is for training or
-    for the challenge set, so no sentence is in both, whatever the counts and seeds.
+    HANS is a data set that tests whether a model relies on heuristics such as "if all words of the
+    hypothesis occur in the premise, it is entailed". There are three heuristics. Of the pairs for
+    each one, half are entailed, as the heuristic says, and half are not. A hash of each sentence
+    decides whether it is for training or for the challenge set, so no sentence is in both,
+    whatever the counts and seeds.
 
     Args:
         count: How many pairs there are, divided equally between heuristics and classes.
         seed: Decides the pairs and their order.
     """
-    entailed, not_entailed = HANS
-    # Heuristics and classes have a letter each, with which the names of templates begin.
-    class_of_letter = {ENTAILED: entailed, NOT_ENTAILED: not_entailed}
-    letters = list(itertools.product(HEURISTICS, class_of_letter))  # (heuristic, class)
-    pair_counts = _equal_shares(count, len(letters))
+    entailment, non_entailment = HANS  # the names of the two classes
+    # The name of a template begins with the letters of its heuristic and of its class: "ln_...".
+    class_of_letter = {ENTAILED_LETTER: entailment, NOT_ENTAILED_LETTER: non_entailment}
+    letter_pairs = list(itertools.product(HEURISTICS, class_of_letter))  # (heuristic, class)
+    pair_counts = _equal_shares(count, len(letter_pairs))
     quotas = []
-    for (heuristic_letter, class_letter), n_pairs in zip(letters, pair_counts, strict=True):
+    for letters, n_pairs in zip(letter_pairs, pair_counts, strict=True):
+        heuristic_letter, class_letter = letters
         templates = _challenge_templates(class_letter, heuristic_letter)
         quotas.append(Quota(templates, class_of_letter[class_letter], n_pairs))
     return _draw_pairs(quotas, HANS, seed, for_challenge=True)

@@ -114,17 +114,18 @@ class Pairs:
         )
 
     def subsets(self) -> dict[str, list[int]]:
-        """Return the indices of pairs in each subset, by the name of the subset.
+        """Return the indices of pairs in each subset of a challenge set, by the subset's name.
 
         The subset "challenge" has all pairs. There is a further subset for each heuristic, for
-        each label, and for each combination of both, with the name "heuristic, label".
+        each label, and for each combination of both, with the name "heuristic, label". If the set
+        names no heuristics, the heuristic of every pair is "".
         """
-        rows_of_subset: dict[str, list[int]] = {"challenge": list(range(len(self)))}
+        indices_of_subset: dict[str, list[int]] = {"challenge": list(range(len(self)))}
         heuristics_and_labels = zip(self.heuristics, self.label_names(), strict=True)
-        for row, (heuristic, label) in enumerate(heuristics_and_labels):
+        for index, (heuristic, label) in enumerate(heuristics_and_labels):
             for subset in (heuristic, label, f"{heuristic}, {label}"):
-                rows_of_subset.setdefault(subset, []).append(row)
-        return rows_of_subset
+                indices_of_subset.setdefault(subset, []).append(index)
+        return indices_of_subset
 
     def sample(self, n: int, seed: int) -> Pairs:
         """Draw n different pairs, and return them in their order."""
@@ -167,7 +168,10 @@ class Pairs:
         return self.take(rows)
 
     def fingerprint(self) -> str:
-        """Return 16 hexadecimal digits of the SHA-256 of everything but the name of the set."""
+        """Return 16 hexadecimal digits of the SHA-256 of everything but the name of the set.
+
+        Characters that UTF-8 cannot encode (lone surrogates) count as "?".
+        """
         content = (
             self.premises,
             self.hypotheses,

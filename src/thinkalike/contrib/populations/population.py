@@ -77,7 +77,8 @@ class Population(
     def settings_read(self, config: PopulationJob) -> frozenset[str]:
         """Return the names of the settings that apply to this job.
 
-        They include those that say how the classifiers run, such as `model.dtype`.
+        The job reads no model of its own, but the settings that say how a model runs, such as
+        `model.dtype`, apply to the classifiers of the population.
         """
         return super().settings_read(config) | {f"model.{name}" for name in RUNS}
 
@@ -221,8 +222,9 @@ class Population(
         """Return the share of flipped predictions between groups, and within groups.
 
         A stitched classifier runs the first blocks of a source, and then the later blocks of a
-        target. A prediction is flipped if it differs from that of the target alone. Both shares
-        are those at the cut between blocks where the share between groups is largest.
+        target of the same group of classifiers ("within") or of a different one ("between"). A
+        prediction is flipped if it differs from that of the target alone. Both shares are those at
+        the cut between blocks where the share between groups is largest.
         """
         flipped = _means_by_quantity(result)["flips"]
         cut_index = int(flipped.between.value.argmax())

@@ -178,7 +178,7 @@ def _train(
         corpus: The text.
         work: The job, in whose folder checkpoints are.
         keep_checkpoint: Is called after the steps of the setting `pretrain.keep`, with the number
-            of the step.
+            of the step; 0 is before the first step.
     """
     recipe = config.pretrain
     rows = StepData(
@@ -186,7 +186,7 @@ def _train(
         recipe.tokens_per_step,
         recipe.steps,
         config.model.seed,
-        setting="pretrain.tokens_per_step",
+        setting="pretrain.tokens_per_step",  # that error messages name
     )
     device = torch.device(pick_device(config.model.device))
     run = TrainingRun(work.job.partial, device, config.trainer, work.tracker)

@@ -165,7 +165,14 @@ class MaskedPretraining(Pretraining):
         seed: int,
         tokenizer: transformers.PreTrainedTokenizerBase,
     ):
-        """Store the tokenizer, which has the mask token, and the seed that picks hidden tokens."""
+        """Prepare the training of a language model to predict hidden (masked) tokens.
+
+        Args:
+            model: The model to train.
+            config: The settings of the training.
+            seed: Decides, together with the step, which tokens are hidden.
+            tokenizer: Has the mask token, which replaces hidden tokens.
+        """
         super().__init__(model, config)
         self.tokenizer = tokenizer
         self.seed = seed
@@ -175,7 +182,8 @@ class MaskedPretraining(Pretraining):
 
         The seed and the step decide which tokens are hidden, so a resumed training hides the same.
         """
+        # The stride exceeds the number of steps, so no two seeds have the same number at a step.
         seed_of_step = self.seed * SEED_STRIDE + self.global_step
         generator = torch.Generator().manual_seed(seed_of_step)
         losses, _ = masked_losses(self.model, tokens, self.tokenizer, generator)
-        return losses.mean()
+        return losses.mean()  # over hidden tokens

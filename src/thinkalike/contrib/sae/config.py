@@ -62,8 +62,9 @@ class SAEConfig(Checked, part="sae"):
     def __post_init__(self) -> None:
         """Refuse less training text than one buffer, and a transferred start without a source.
 
-        A start is how the first weights are made; "transferred" ones come from another model's
-        autoencoder.
+        A buffer is the text of several steps, which the model reads at once. A start is how the
+        first weights are made; "transferred" ones come from another model's autoencoder. Nothing
+        is checked of sizes that are 0: no training, or a number that the recipe sets later.
         """
         super().__post_init__()
         if self.tokens and self.tokens_per_step and self.tokens < self.buffer:

@@ -50,10 +50,10 @@ class StartCurve:
     ) -> Float[Tensor, "evaluations seeds"]:
         """Return after how many tokens each seed first explains as much variance as its goals.
 
-        The number is infinite if a seed never does. Between two evaluations, the curve of
-        explained variance is interpolated linearly over the logarithm of the tokens, and from 0
-        tokens to the next evaluation linearly over the tokens. The true curve lies above such
-        lines, so the true number of tokens is slightly smaller.
+        The number is infinite if a seed never does, and 0 if it does before the training. Between
+        two evaluations, the curve of explained variance is interpolated linearly over the
+        logarithm of the tokens, and from 0 tokens to the next evaluation linearly over the tokens.
+        The true curve lies above such lines, so the true number of tokens is slightly smaller.
 
         Args:
             goals: Explained variances, any number of them for each seed.
@@ -71,6 +71,7 @@ class StartCurve:
             else:
                 ratio = tokens[index] / tokens[index - 1]
                 interpolated = tokens[index - 1] * ratio**share_of_segment
+            # False where the curve does not rise, so that a division by 0 has no effect.
             is_in_segment = (goals <= after) & (goals > before)
             reached = torch.where(is_in_segment, interpolated, reached)
         return torch.where(goals <= curve[0], 0.0, reached)
@@ -102,18 +103,20 @@ def savings_table(
     """Return the share of operations that each start saves, compared with each earlier start.
 
     A start is how the first weights of an autoencoder are made; earlier ones come before it in the
-    list. The table has a row for each evaluation of each pair of starts. Its column `saved` is the
-    mean over seeds, and `reached` the share of seeds that ever explain as much variance as the
-    earlier start; for the remaining seeds, `saved` is too large. The second result is the share
-    that each seed saves, for the same rows.
+    list. The table has a row for each evaluation of each pair of starts, but for the first one,
+    which is before the training. Its column `saved` is the mean over seeds, and `reached` the
+    share of seeds that ever explain as much variance as the earlier start; for the remaining
+    seeds, `saved` is too large. The second result is the share that each seed saves, for the same
+    rows.
     """
     tables = []
     saved_by_seed = []
-    for against, curve in itertools.combinations(start_curves, 2):
-        saved = savings(curve, against)
+    for against, curve in itertools.combinations(start_curves, 2):  # `against` is earlier
+        saved = savings(curve, against)  # without the first evaluation
         saved_by_seed.append(saved)
         tokens = against.tokens[1:]
-        is_reached = curve.reaches(against.explained.double()).isfinite()[1:]
+        tokens_needed = curve.reaches(against.explained.double())  # infinite if never reached
+        is_reached = tokens_needed.isfinite()[1:]
         tables.append(
             pd.DataFrame(
                 {

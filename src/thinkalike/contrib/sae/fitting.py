@@ -81,8 +81,11 @@ class FittedAutoencoders:
             evaluation: The index of the evaluation during training; -1: the last.
         """
         documents = CHOOSING_DOCUMENTS if self._has_several_rates else ALL_DOCUMENTS
+        # `self.errors` has the axes (evaluations, starts, rates, seeds, documents).
         errors = self.errors[evaluation, start, ..., documents]  # (rates, seeds, documents)
-        return int(errors.sum(-1).mean(-1).argmin())
+        summed_over_documents = errors.sum(-1)
+        mean_over_seeds = summed_over_documents.mean(-1)  # (rates,)
+        return int(mean_over_seeds.argmin())
 
     @property
     def judged(self) -> JudgedErrors:

@@ -100,9 +100,10 @@ class SparseAutoencoders(
     def model_passes(self, config: SAEJob, shapes: Shapes) -> list[Passes]:
         """Return the passes through the models, to estimate the job's time.
 
-        If first weights are not only random ("starts"), the model and the source model read some
-        text for them. Then the model reads the text for training, and the evaluation text several
-        times. The operations of the autoencoders themselves are left out.
+        A start is a kind of first weights of the autoencoders. If there are others than "random",
+        the model and the source model read some text for them. Then the model reads the text for
+        training, and the evaluation text several times. The operations of the autoencoders
+        themselves are left out.
         """
         sae = config.sae
         model = shapes["model"]

@@ -112,11 +112,11 @@ def reconstruction_by_document(
     )
     for states, documents in batches:
         latents = saes.encode(states)  # (s, states, latents)
-        errors = (saes.decode(latents) - states).square().sum(-1)
+        errors = (saes.decode(latents) - states).square().sum(-1)  # (s, states)
         errors_by_document += sum_by_document(errors.cpu(), documents, n_documents)
         n_active_states += latents.count_nonzero(-2).cpu()
-    active = n_active_states.sum(-1) / len(site.states)
-    dead = (n_active_states == 0).double().mean(-1)
+    active = n_active_states.sum(-1) / len(site.states)  # latents per state
+    dead = (n_active_states == 0).double().mean(-1)  # the share of latents
     return Reconstruction(errors_by_document, active, dead)
 
 

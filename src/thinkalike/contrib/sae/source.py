@@ -34,10 +34,11 @@ def source_model(config: SAEJob) -> ModelConfig:
 
 
 def source_jobs(config: SAEJob) -> list[SAEJob]:
-    """Return the job that must run first if `sae.source` names a model, in a list.
+    """Return the job that must run first if `sae.source` names a model, in a list of one.
 
-    It trains autoencoders of that model from random first weights, with the same settings
-    otherwise. If `sae.source` names a result, whose job is done, or nothing, the list is empty.
+    First weights can be taken from autoencoders of another model, the source. The job trains these
+    from random first weights alone and with one learning rate, with the same settings otherwise.
+    If `sae.source` names a result, whose job is done, or nothing, the list is empty.
     """
     if config.sae.source not in options("model"):
         return []
@@ -48,8 +49,8 @@ def source_jobs(config: SAEJob) -> list[SAEJob]:
         config.sae,
         layer=layer,
         start="random",
-        beside=[],
-        lr_multiples=[],
+        beside=[],  # no further kinds of first weights
+        lr_multiples=[],  # no further learning rates
         source=None,
         source_layer=None,
     )

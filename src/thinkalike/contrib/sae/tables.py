@@ -181,7 +181,8 @@ class ReportedCase(NamedTuple):
 def _reported_cases(materials: SAEMaterials, fitted: FittedAutoencoders) -> list[ReportedCase]:
     """Return the autoencoders of each start before and after training, at the best learning rate.
 
-    If there was no training, there is one case for each start.
+    A start is how the first weights of autoencoders are made. If there was no training, there is
+    one case for each start: the autoencoders "after" zero steps.
     """
     config = materials.config
     evaluations = [0]

@@ -221,17 +221,19 @@ class SAETraining(SteppedModule):
     def optimizer_step(self, *arguments: Any, **keywords: Any) -> None:
         """Take an optimizer step, and update the running means of the weights.
 
+        `stacks` are the autoencoders in training, and `averages` are copies that hold the means.
         The means are updated here so that a checkpoint after this step has them.
         """
         super().optimizer_step(*arguments, **keywords)
         # Polynomial-decay averaging: later weights count more (Shamir & Zhang 2013, section 4).
-        share = (AVERAGING + 1) / (self.global_step + 1 + AVERAGING)
+        n_steps = self.global_step + 1  # Lightning counts this step only later
+        share_of_new = (AVERAGING + 1) / (n_steps + AVERAGING)
         with torch.no_grad():
             weights_and_means = zip(
                 self.stacks.parameters(), self.averages.parameters(), strict=True
             )
             for weight, mean in weights_and_means:
-                mean.lerp_(weight, share)
+                mean.lerp_(weight, share_of_new)
 
     @torch.no_grad()
     def evaluate(self, evaluation: int) -> None:
@@ -260,11 +262,12 @@ class SAETraining(SteppedModule):
     def trained(self) -> list[SparseAutoencoder]:
         """Return the autoencoders with the mean weights, for states in the model's own units.
 
-        They are in the order of `fits`, though they were trained in stacks.
+        They are in the order of `fits`, though they were trained in stacks: all autoencoders of
+        one learning rate together.
         """
         sae_of_index: dict[int, SparseAutoencoder] = {}
-        for average, indices in zip(self.averages, self.fits_of_stack, strict=True):
-            saes = cast(SparseAutoencoder, average).unstacked()
+        for averaged_stack, indices in zip(self.averages, self.fits_of_stack, strict=True):
+            saes = cast(SparseAutoencoder, averaged_stack).unstacked()
             sae_of_index.update(zip(indices, saes, strict=True))
         trained = []
         for index in range(len(self.fits)):

@@ -111,7 +111,8 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
     def show(self, result: Result) -> None:
         """Print, for each recorded layer, the noise ceiling and how models compare with it.
 
-        A recorded layer is what was measured in subjects, for example a region of their brains.
+        A recorded layer is what was measured in subjects, for example a region of their brains. A
+        result without models has only noise ceilings.
         """
         measure = result.config["measure"]
         stimuli = result.provenance["stimuli"]

@@ -20,10 +20,11 @@ def score_columns(
     A subject is a recorded participant. `low` and `high` are the ends of the interval over
     subjects; `both_low` and `both_high` are the ends of the interval over subjects and stimuli.
     The null hypothesis of `p` is a mean of 0. Without resamples of the stimuli, `both_low` and
-    `both_high` are left out, and `p` considers subjects alone.
+    `both_high` are left out, and `p` is that of a t test over subjects alone.
 
     Args:
-        scores: For each model, its scores in all subjects.
+        scores: For each model, its scores in all subjects: `values` of all stimuli, and
+            `replicates` in each resample of the stimuli (empty if there are no resamples).
         draws: The resamples of stimuli and subjects; None: there are none.
         value: The name of the column of means.
     """

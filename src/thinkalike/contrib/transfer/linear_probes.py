@@ -176,7 +176,7 @@ def cross_fitted(
     """Fit a probe for each fold on the stimuli of all other folds.
 
     The ridge penalty of each probe is chosen by cross-validation within these other folds, which
-    are divided into inner folds.
+    are divided into inner folds: the largest penalty that is nearly as good as the best one.
 
     Args:
         states: The states of the stimuli.
@@ -190,7 +190,8 @@ def cross_fitted(
     """
     probes = []
     chosen_alphas = []
-    for train, _ in splits(fold_of):  # the indices of all other folds, and those of one fold
+    # For each fold, the indices of the stimuli of all other folds, and those of the fold itself.
+    for train, _ in splits(fold_of):
         alpha = alphas[0]
         if len(alphas) > 1:
             alpha = strongest_good_penalty(

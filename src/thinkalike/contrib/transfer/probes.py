@@ -360,7 +360,10 @@ def _rows_of_conditions(
 
 
 def _warn_of_unconverged(table: pd.DataFrame) -> None:
-    """Log a warning that names the features for which the fit of a probe did not converge."""
+    """Log a warning that names the features for which the fit of a probe did not converge.
+
+    The remedy is a larger ridge penalty (alpha), with which fits converge in fewer steps.
+    """
     unconverged = table[~table["converged"]]
     features = dict.fromkeys(unconverged["feature"])  # each once, in order
     if features:

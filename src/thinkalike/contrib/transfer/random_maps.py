@@ -14,8 +14,9 @@ def turned_at_random(
 ) -> AffineMap:
     """Return the map Q W R x + b' with random orthogonal matrices Q and R.
 
-    Its matrix has the singular values of W in the map W x + b, and b' is chosen so that both maps
-    send the mean of x to the same point.
+    It is a control for the map W x + b: it stretches as much, but in random directions. Its matrix
+    has the singular values of W, and b' is chosen so that both maps send the mean of x to the same
+    point.
 
     Args:
         mapping: The map W x + b.

@@ -140,14 +140,15 @@ class Steering(
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes over the text that maps are fitted on, and over steered texts.
 
-        They serve to estimate the time of the job. A steered pass is counted as a whole forward
-        pass, though it begins after a block.
+        They serve to estimate the time of the job. The target reads each text once for each layer
+        pair, vector, strength and position. A steered pass is counted as a whole forward pass,
+        though it begins after a block.
         """
         measure = config.measure_as(SteeringConfig)
         source = shapes["model"]
         target = shapes["target"]
-        n_texts = measure.pairs
-        if measure.path:
+        n_texts = measure.pairs  # pairs of contrasting texts, of which one text is steered
+        if measure.path:  # the user's own file of pairs
             n_texts = len(read_contrasts(measure.path))
         n_layer_pairs = len(pairs_of_layers(config.layers, source.layers, target.layers))
         n_vectors = len(SINGLE_VECTORS) + measure.draws
