@@ -269,10 +269,10 @@ def _claim_that_layers_form_blocks(experiment: ExperimentRun, name: str) -> Clai
 
 
 def _claim_that_likeness_grows(experiment: ExperimentRun) -> Claim:
-    """Judge the claim that the layers of each larger model are more similar to each other.
+    """Judge the claim that the layers within a model are more similar the larger the model is.
 
-    The models are in order of size. For each one and the next, the mean CKA of two different
-    layers must increase; the intervals hold for all increases together.
+    The models are in order of size. From each one to the next, the mean CKA of two different
+    layers of the model must increase; the intervals hold for all increases together.
     """
 
     def increase(matrices: Sequence[Tensor]) -> Tensor:

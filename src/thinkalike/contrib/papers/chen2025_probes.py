@@ -161,12 +161,10 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
 def _claims_about_context_features(probed: ProbedLayers) -> Iterator[Claim]:
     """Judge the claims that carried probes of features in context keep most of their accuracy.
 
-    `LEAST_SHARE` has, for each such feature, the share of a native probe's accuracy above chance
-    that a carried probe must keep.
-
     A carried probe was fitted on the source and reads the target's states through the map ψ from
     target to source. A native probe was fitted on the target. The features belong to a word in its
-    context, such as its position, unlike features of the word alone.
+    context, such as its position, unlike features of the word alone. `LEAST_SHARE` has, for each
+    of them, the share of a native probe's accuracy above chance that a carried probe must keep.
     """
     for feature, smallest_share in LEAST_SHARE.items():
         claim = (

@@ -172,8 +172,9 @@ def _steering_jobs(experiment: ExperimentRun) -> list[InnerJob]:
 def _conclude(experiment: ExperimentRun) -> Conclusion:
     """Judge all claims about steering vectors that are carried from one model to another.
 
-    The vectors stand for two contrasts: singular against plural, and statement against question.
-    The table has the effects of all vectors, with a column `contrast`.
+    A vector points from one side of a contrast to the other: from singular to plural ("number"),
+    or from statement to question ("question"). Each pair of models has one result for each
+    contrast. The table has the effects of all vectors, with the contrast in a column of its own.
     """
     claims: list[Claim] = []
     for pair in pairs_of(experiment):
@@ -186,17 +187,17 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
         ]
     tables = []
     for label, result in experiment.results.items():
-        contrast = label.partition(",")[0]  # a label is "number, GPT-2 into BERT"
+        contrast, _, _ = label.partition(",")  # a label is such as "number, GPT-2 into BERT"
         tables.append(result.details.assign(contrast=contrast))
 
     def draw(folder: Path) -> None:
         """Draw one figure for each pair of models and contrast."""
         for label, result in experiment.results.items():
-            name = label.replace(", ", "-").replace(" ", "-")
-            draw_steering(result.details, folder, name)
+            file_name = label.replace(", ", "-").replace(" ", "-")
+            draw_steering(result.details, folder, file_name)
 
     table = pd.concat(tables, ignore_index=True)
-    return Conclusion(table, claims, draw, blank=BLANK)
+    return Conclusion(table, claims, draw, blank=BLANK)  # columns that may have empty cells
 
 
 class ShareClaim(NamedTuple):

@@ -110,11 +110,16 @@ class Profiles:
 
 
 def feature_index(feature: str, features: Sequence[str]) -> int:
-    """Return the index of a feature in the list of all features of the stimuli.
+    """Return the position of a feature in the list of all features of the stimuli.
+
+    Args:
+        feature: A feature that claims of Salle et al. 2024 are about, such as "PoS" (part of
+            speech).
+        features: The names of all features that the stimuli have.
 
     Raises:
-        DataError: The stimuli do not have the feature, so that the paper's claims cannot be
-            tested on them.
+        DataError: The stimuli do not have the feature, so these claims cannot be tested on them.
+            Feature profiles alone (measure=mlem) need no certain feature.
     """
     if feature not in features:
         raise DataError(

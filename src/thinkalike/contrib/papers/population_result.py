@@ -122,7 +122,7 @@ class PopulationResult:
 
     @cached_property
     def group_of(self) -> dict[str, str]:
-        """The group of each model of the chosen groups, by the model's name."""
+        """The group of each model of the chosen groups (or of all if none is chosen), by name."""
         if not self.chosen_groups:
             return self._group_of_all
         return {

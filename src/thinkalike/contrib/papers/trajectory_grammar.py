@@ -85,10 +85,14 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
 def _claims_about_settling(table: pd.DataFrame, units: str) -> list[Claim]:
     """Judge that the loss settles before the states do, and the lowest layer before the highest.
 
+    A curve over the training steps of a run has settled at the first checkpoint that is nine
+    tenths of the way from its first to its last value.
+
     Args:
-        table: A row for each run and curve (column `what`), with log₂(1 + step) where the curve
-            settles (column `doublings`). The curves of a run are in this order: the loss, the mean
-            likeness of layers to the last checkpoint, and then each layer from the lowest on.
+        table: A row for each run and curve (its name is in the column `what`), with log₂(1 + step)
+            for the step where the curve settles (column `doublings`). The curves of a run are in
+            this order: the loss, the likeness (CKA) of states to those of the last checkpoint as a
+            mean over layers, and then the same in each layer, from the lowest on.
         units: What intervals are over, in words.
     """
     loss, likeness, lowest_layer, *_, highest_layer = table["what"].unique()

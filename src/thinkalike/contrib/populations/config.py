@@ -226,8 +226,8 @@ class PopulationConfig(Checked, part="population"):
 
         Raises:
             ConfigError: There are fewer than two groups, or fewer than two classifiers in a group;
-                there is no base model; or `null` (two groups whose parents differ in nothing but
-                their seed) does not name two groups of at least three.
+                there is no base model; or `null` is given (two groups whose parents differ in
+                nothing but their seed) and does not name two of at least three groups.
         """
         if self.null is not None:
             # `<`: the groups of the null are a proper subset, so there is at least a third group.

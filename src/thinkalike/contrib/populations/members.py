@@ -56,11 +56,11 @@ class Member(NamedTuple):
 def members_of(config: PopulationJob) -> list[Member]:
     """Return the classifiers of a population, group by group.
 
-    There are three kinds of populations. Published classifiers are listed in the settings by
-    group. With `parents`, each group is fine-tuned from a parent, a model that was fine-tuned on
-    data of its own. With only a `base`, many classifiers are fine-tuned from it, and the most and
-    the least accurate ones are the groups. Fine-tuned classifiers are taken from the store if it
-    has them.
+    There are three kinds of populations. With `parents`, each group is fine-tuned from a parent, a
+    model that was fine-tuned on data of its own. With only a `base`, many classifiers are
+    fine-tuned from it, and the most and the least accurate ones are the groups. With neither, the
+    settings list published classifiers: the numbers or folders of each of the two `GROUPS`.
+    Fine-tuned classifiers are taken from the store if it has them.
     """
     population = config.population
     if population.parents:

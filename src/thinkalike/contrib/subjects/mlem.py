@@ -81,15 +81,18 @@ def group_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the group's profile and scores: means over subjects, with random-effects intervals.
 
-    The score of a layer is Spearman's ρ of predicted and measured distances of held-out stimuli.
-    The columns `lower` and `upper` have the ends of its noise ceiling, as means over subjects and
-    folds: how well the best possible model would do on the same stimuli.
+    Subjects are recorded participants, whose recordings have layers as the states of a model do. A
+    profile is the importance of each feature of the stimuli for the distances of their states. The
+    score of a layer is Spearman's ρ, over held-out stimuli, of the measured distances and those
+    that features predict. The columns `lower` and `upper` have the ends of its noise ceiling, as
+    means over subjects and folds: how well the best possible model would do on the same stimuli.
 
     Args:
         config: The configuration of the job.
         stimuli: What subjects and models saw.
         subjects: The recorded states of each subject.
-        profiles: The importance of each feature in each layer of each subject and model.
+        profiles: The importance of each feature in each layer of each subject and model. Rows of
+            models are left out here, also of `scores`.
         scores: The score of each layer of each subject and model.
 
     Returns:
