@@ -282,8 +282,8 @@ def _claim_about_all_features(
 
     Args:
         probed: The accuracies at one layer pair.
-        claim: The claim in words.
-        bound: Where the estimate of each feature must be.
+        claim: The claim in words, without the models and layers.
+        bound: Where the estimate of each feature must be, such as above a limit.
         estimates: The estimate of each feature that was judged, by its name, with intervals that
             hold for all features together.
         finding: What was found, in words.

@@ -44,8 +44,9 @@ MINI_TOKENS = 2048  # that the checkpoints of a mini are compared on
 def _trajectory_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for each seed, which compares the checkpoints of its training.
 
-    At the paper's scale the checkpoints are published. At mini scale the job trains the model
-    first, with the options in `measure.train` if these are set.
+    At the paper's scale the checkpoints are published, as one model for each seed. At mini scale
+    the job trains the only model first, with the options in `measure.train` if these are set. It
+    compares fewer tokens, and computes no importance of features, which no claim needs.
     """
     if experiment.scale == "paper":
         return [InnerJob(name, (model,)) for name, model in experiment.models.items()]
@@ -77,15 +78,15 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
     for feature in dict.fromkeys(onsets["feature"]):  # each once, in order
         claims.append(_claim_that_feature_appears(onsets, feature, units))
     draw = partial(draw_settling, {run: result.details for run, result in results.items()}, onsets)
-    return Conclusion(
-        table, claims, draw, tables={"onsets": onsets}, blank=["onset", "earliest", "latest"]
-    )
+    # These cells are empty for a feature without an onset.
+    may_be_empty = ["onset", "earliest", "latest"]
+    return Conclusion(table, claims, draw, tables={"onsets": onsets}, blank=may_be_empty)
 
 
 def _claims_about_settling(table: pd.DataFrame, units: str) -> list[Claim]:
     """Judge that the loss settles before the states do, and the lowest layer before the highest.
 
-    A curve over the training steps of a run has settled at the first checkpoint that is nine
+    A curve over the training steps of a run settles at the step from which on it has gone nine
     tenths of the way from its first to its last value.
 
     Args:

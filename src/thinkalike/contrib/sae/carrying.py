@@ -22,26 +22,27 @@ LAYER_PAIR = (0, 0)  # the only one of the moments here
 
 @torch.no_grad()
 def mapped_autoencoder(
-    sae: SparseAutoencoder, up: AffineMap, down: AffineMap
+    sae: SparseAutoencoder, to_new_states: AffineMap, from_new_states: AffineMap
 ) -> SparseAutoencoder:
     """Return an autoencoder of other states g, made of an autoencoder of states h and two maps.
 
-    With the maps up(h) = U h + u and down(g) = D g + v, the new autoencoder is
-    g ↦ up(sae(down(g))): its latents for g are those of `sae` for down(g). The weights are
-    multiplied in float64. Directions keep the norms that `up` gives them: scaling each to norm 1,
+    With the maps U h + u to the new states g and D g + v back from them, the new autoencoder is
+    g ↦ U sae(D g + v) + u: its latents for g are those of `sae` for D g + v. The weights are
+    multiplied in float64. Directions keep the norms that U gives them: scaling each to norm 1,
     and its latent accordingly, would change which latents are the k largest.
 
     Args:
         sae: The autoencoder of states h, which is not changed.
-        up: The map from states h to states g.
-        down: The map back, which is fitted separately: the inverse of `up` predicts worse.
+        to_new_states: The map from states h to states g.
+        from_new_states: The map back. If maps are fitted, it is fitted separately: the inverse of
+            `to_new_states` predicts worse.
     """
     W_enc, b_enc, W_dec, b_dec = (weight.double() for weight in sae.parameters())
-    U = up.weight.to(W_enc)
-    u = up.bias.to(W_enc)
-    D = down.weight.to(W_enc)
-    v = down.bias.to(W_enc)
-    # States are rows here, so that down(g) W_enc = g (Dᵀ W_enc) + v W_enc, and so on.
+    U = to_new_states.weight.to(W_enc)
+    u = to_new_states.bias.to(W_enc)
+    D = from_new_states.weight.to(W_enc)
+    v = from_new_states.bias.to(W_enc)
+    # States are rows here, so that (D g + v) W_enc = g (Dᵀ W_enc) + v W_enc, and so on.
     mapped = SparseAutoencoder(
         W_enc=D.T @ W_enc,
         b_enc=b_enc + v @ W_enc,
@@ -55,9 +56,14 @@ def mapped_autoencoder(
 def for_standardised_states(
     sae: SparseAutoencoder, mean: Float[Tensor, " d"], scale: float
 ) -> SparseAutoencoder:
-    """Turn an autoencoder of states h into one of standardised states (h - mean) / scale."""
+    """Turn an autoencoder of states h into one of standardised states (h - mean) / scale.
+
+    The latents of a state stay the same, and the reconstruction is standardised as well.
+    """
     return mapped_autoencoder(
-        sae, up=_standardising_map(mean, scale), down=_rescaling_map(mean, scale)
+        sae,
+        to_new_states=_standardising_map(mean, scale),
+        from_new_states=_rescaling_map(mean, scale),
     )
 
 
@@ -70,7 +76,9 @@ def for_original_states(
     turns what it writes back into the units of h.
     """
     return mapped_autoencoder(
-        sae, up=_rescaling_map(mean, scale), down=_standardising_map(mean, scale)
+        sae,
+        to_new_states=_rescaling_map(mean, scale),
+        from_new_states=_standardising_map(mean, scale),
     )
 
 

@@ -194,7 +194,8 @@ class SAEMaterials:
         saes = self.source.saes
         sae = saes[seed % len(saes)].to(self.mean.device)
         maps = self._maps_from_source
-        return mapped_autoencoder(sae, up=maps.phi, down=maps.psi)
+        # φ maps states of the source to the model that is read here, ψ back.
+        return mapped_autoencoder(sae, to_new_states=maps.phi, from_new_states=maps.psi)
 
     @cached_property
     def _maps_from_source(self) -> BothDirections:

@@ -120,8 +120,10 @@ def _mean_ceilings_of_layers(
 ) -> pd.DataFrame:
     """Return the noise ceiling of each recorded layer, as a mean over subjects and folds.
 
-    The ends of the ceiling are the columns `lower` and `upper`. The ceiling of a fold is that of
-    the distances between the stimuli that the fold holds out.
+    Subjects are recorded participants. The ceiling says how well the best possible model would
+    predict the distances between the states of stimuli, as subjects differ. Its ends are the
+    columns `lower` and `upper`. The ceiling of a fold is that of the distances between the stimuli
+    that the fold holds out.
 
     Args:
         config: The configuration of the job, which says how stimuli are divided into folds.
@@ -135,7 +137,8 @@ def _mean_ceilings_of_layers(
     distances_of_subjects = [layer_distances(subject, measure) for subject in subjects]
     held_out = _held_out_stimuli(config, stimuli)
     rows = []
-    for distances_of_layer in zip(*distances_of_subjects, strict=True):  # of all subjects
+    # The distances of all subjects in one layer, layer by layer.
+    for distances_of_layer in zip(*distances_of_subjects, strict=True):
         lower_of_folds = []
         upper_of_folds = []
         for indices in held_out:
