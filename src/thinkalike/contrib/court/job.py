@@ -90,7 +90,8 @@ class Court(
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         """Compare every source with one layer of the target, by every measure of similarity.
 
-        A source is a function from tokens to states whose similarity to the target is known. The
+        A source is a function from tokens to states whose similarity to the target is known, such
+        as rotated states of the target, or states of a sibling (a separately trained model). The
         table has a row for each.
 
         Raises:

@@ -50,6 +50,8 @@ class Contrast(NamedTuple):
 def draw_correlation(table: pd.DataFrame, folder: Path) -> None:
     """Draw the matrix of correlations of features of stimuli.
 
+    A correlation is over pairs of stimuli, between how much they differ in either feature.
+
     Args:
         table: The matrix; rows and columns have the names of the features.
         folder: Where the figure is written.

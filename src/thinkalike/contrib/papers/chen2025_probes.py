@@ -61,6 +61,9 @@ class ProbedLayers:
     def accuracy(self, feature: str, condition: str, split: str = "sentence") -> Accuracy | None:
         """Return the accuracy of a probe, or None if it was not measured.
 
+        It comes with jackknife replicates, the accuracies without one part of the stimuli at a
+        time, from which intervals are computed.
+
         Args:
             feature: The feature that is probed.
             condition: Where the probe was fitted and which states it reads, such as
@@ -79,7 +82,7 @@ class ProbedLayers:
         replicates = torch.from_numpy(self.result.arrays["replicates"][matches.index[0]])
         return Accuracy(
             value=torch.tensor(float(row["accuracy"])).double(),
-            replicates=replicates[~replicates.isnan()],  # rows with fewer parts end in NaN
+            replicates=replicates[~replicates.isnan()],  # a row with fewer of them ends in NaN
             effective_parts=float(row["effective_parts"]),
             levels=int(row["levels"]),
         )

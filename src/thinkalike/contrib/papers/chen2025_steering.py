@@ -295,9 +295,11 @@ def _claims_about_questions(steering: SteeringEffects) -> Iterator[Claim]:
 def _judged_share_claim(
     claim: ShareClaim, steering: SteeringEffects, depth: Fraction, position: str
 ) -> Claim:
-    """Judge a claim about the effect of one vector, as a share of the effect of the text itself.
+    """Judge a claim about the effect of one steering vector, as a share of the natural effect.
 
-    It is untestable if these layers, this strength or a natural effect were not measured.
+    The natural effect is that of the text itself, such as a plural noun in place of a singular.
+    The claim is untestable if these layers or this strength were not measured, or if the natural
+    effect is not above 0.
 
     Args:
         claim: The claim, with its vector and strength.
@@ -324,7 +326,8 @@ def _judged_share_claim(
 def _claim_about_late_layers(steering: SteeringEffects) -> Claim:
     """Judge the claim that in late layers not even the target's own direction works at the noun.
 
-    The native direction, from singular to plural, must have less than a tenth of the effect of a
+    The native direction, computed in the target from singular to plural, is added at the noun
+    alone. In each layer of the second half it must have less than a tenth of the effect of a
     plural noun. If so, the cause is not a bad map between the models, but that later tokens have
     already read the noun. Layer pairs without results are left out; if none is left, the claim is
     untestable.

@@ -397,11 +397,11 @@ def _most_and_least_alike(
 
     Args:
         similarity: The similarity of any two of l layers; it is symmetric.
-        is_eligible: Which pairs are considered.
+        is_eligible: Which pairs of layers are considered: at least one.
     """
     n_layers = len(similarity)
     is_considered = is_eligible & torch.ones_like(is_eligible).triu()  # each pair once
-    # Indices into the flattened matrix.
+    # Indices into the flattened matrix, which `divmod` turns into a row and a column.
     most_similar = similarity.where(is_considered, -torch.inf).argmax()
     least_similar = similarity.where(is_considered, torch.inf).argmin()
     return divmod(int(most_similar), n_layers), divmod(int(least_similar), n_layers)

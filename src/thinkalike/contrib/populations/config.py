@@ -76,7 +76,8 @@ class NumberedModel(ModelConfig):
         """Return the names of a classifier's classes, in the order of its logits.
 
         They are the names in the checkpoint's config.json. If the setting `classes` is given, its
-        names replace them.
+        names replace them. It may rename the classes, but not give the same names in a different
+        order, which would contradict config.json.
 
         Args:
             stated: The names in config.json.

@@ -161,9 +161,10 @@ def _children_of_parents(config: PopulationJob) -> list[Member]:
     """Return the classifiers of a population in which each group has a parent of its own.
 
     The parent of a group is the base model, fine-tuned with the command-line arguments of that
-    group, such as which pairs of sentences to train on. Each of its `per_group` children is the
-    parent, fine-tuned once more with those of the group's arguments that choose pairs. The
-    children are returned.
+    group, such as which pairs of sentences to train on, and `parent_options`, which all parents
+    share. Each of its `per_group` children is the parent, fine-tuned once more with those of the
+    group's arguments that choose pairs, and `options`, which all children share. The children of
+    one parent differ in their index, which is a seed. The children are returned.
     """
     population = config.population
     challenge = read_pairs(config.pairs, "challenge")

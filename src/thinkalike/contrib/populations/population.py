@@ -342,14 +342,19 @@ def _load_members(
 def _check_order_of_classes(
     models: Sequence[FrozenModel], config: PopulationJob, pairs: Pairs
 ) -> None:
-    """Check on some labelled pairs of sentences that each model states its classes in order.
+    """Check that each model states its classes in the order of its logits.
+
+    The order is wrong if the model classifies pairs of sentences better with another order. This
+    is tried on a sample of at most `PAIRS_CHECKED` pairs.
 
     Args:
         models: The classifiers.
         config: The job.
-        pairs: Pairs to check on, if they have the three classes of MNLI. Two classes (of HANS) do
-            not show that neutral and contradiction are exchanged. Then models of three classes are
-            checked on held-out pairs, and models of two classes on the whole challenge set.
+        pairs: The labelled pairs to sample from, if they have the three classes of MNLI. If they
+            have the two of HANS, models of three classes are checked on held-out pairs of MNLI
+            instead, as two classes do not show that neutral and contradiction are exchanged.
+            Models of two classes are then checked on pairs of the whole challenge set, whose
+            classes are both there whatever the settings select.
 
     Raises:
         ModelError: The stated order of a model's classes is wrong.

@@ -184,7 +184,8 @@ def _held_out_stimuli(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tenso
     """Return the indices of the stimuli that each fold holds out.
 
     With the setting `measure.missing=drop`, stimuli with a missing feature are left out. In the
-    recipe "paper", folds are of pairs and not of stimuli, so there is one set of all stimuli.
+    recipe "paper", folds are of pairs of stimuli, which hold out no stimulus from all pairs, so
+    one set of all stimuli is returned.
     """
     measure = config.measure_as(MLEMConfig)
     is_used = torch.ones(len(stimuli), dtype=torch.bool)
@@ -198,4 +199,5 @@ def _held_out_stimuli(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tenso
     if measure.together == "sentence":  # the words of a sentence are in one fold
         sentences = stimuli.groups[used_indices]
     fold_of_stimulus = stimulus_folds(len(used_indices), measure.folds, config.seed, sentences)
+    # A split has the stimuli to fit on and those to test on.
     return [used_indices[test] for _, test in splits(fold_of_stimulus)]

@@ -221,9 +221,9 @@ class Probing:
     ) -> Float[Tensor, " n"]:
         """Return, for each stimulus, the share of random maps through which the answer is right.
 
-        This is a control for probes of the source that read the target's states through the map ψ
-        from target to source. Each of `measure.draws` random maps has the singular values of ψ,
-        but random directions.
+        This is a control for probes of the source that read the target's states through the fitted
+        map ψ from target to source: how often they are right without a fit. Each of
+        `measure.draws` random maps has the singular values of ψ, but random directions.
 
         Args:
             probes: The probes of the source.
