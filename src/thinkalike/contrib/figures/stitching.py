@@ -28,6 +28,8 @@ SMOOTHED_STEPS = 10  # of a running mean
 def draw_directions(table: pd.DataFrame, folder: Path) -> None:
     """Draw the penalty of stitches against the layer, a line for each source and target.
 
+    A stitch maps states of a source into a target; its penalty is the loss that this adds.
+
     Args:
         table: A row for each source, target and layer, with the penalty and its interval. There is
             a panel for each value of the column `group`.
@@ -40,15 +42,15 @@ def draw_directions(table: pd.DataFrame, folder: Path) -> None:
         for axes, group in zip(panels[0], groups, strict=True):
             rows_of_group = table[table["group"] == group]
             directions = rows_of_group.groupby(["source", "target"], sort=True)
-            for number, ((source, target), rows) in enumerate(directions):
+            for index, ((source, target), rows) in enumerate(directions):
                 line(
                     axes,
                     rows.reset_index(),
                     "penalty",
                     ("penalty_low", "penalty_high"),
                     f"{source} → {target}",
-                    COLOURS[number % len(COLOURS)],
-                    LINE_STYLES[number // len(COLOURS)],
+                    COLOURS[index % len(COLOURS)],
+                    LINE_STYLES[index // len(COLOURS)],
                 )
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             axes.set_xticks(range(rows_of_group["source_layer"].nunique()))
@@ -79,10 +81,12 @@ def draw_learning_curves(
     with canvas(PAGE, height, n_rows, most_layers, sharey=True, squeeze=False) as (figure, panels):
         for row, group in zip(panels, groups, strict=True):
             curves_of_group = {
-                label: curve for (name, label), curve in curves.items() if name == group
+                label: curve
+                for (group_of_curve, label), curve in curves.items()
+                if group_of_curve == group
             }
             n_layers = next(iter(curves_of_group.values())).shape[1]
-            leave_out(row[n_layers:])
+            leave_out(row[n_layers:])  # panels of layers that these models do not have
             for layer, axes in enumerate(row[:n_layers]):
                 _draw_losses(axes, curves_of_group, layer)
                 axes.set_title(f"{group}, layer {layer}")

@@ -333,11 +333,12 @@ def _conclusion(
     Args:
         experiment: The experiment with its results.
         claims: The judged claims.
-        drawn: The names of the source and the target of each heatmap.
+        drawn: The names of the source and the target of each heatmap, of those that were compared.
     """
     table = pd.concat(
         [result.details for result in experiment.results.values()], ignore_index=True
     )
+    # A result also has the layer pairs within its source and within its target, which recur.
     table = table.drop_duplicates(["source", "target", "source_layer", "target_layer"])
     tables_of_heatmaps = []
     for source, target in drawn:

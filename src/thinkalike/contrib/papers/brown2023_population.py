@@ -202,10 +202,10 @@ def _stitch_panel_tables(population: PopulationResult, ending: str) -> dict[str,
 
 
 def _cka_panel_table(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:
-    """Return {title of a panel: the mean CKA of each two groups at each layer}.
+    """Return the mean CKA of each two groups of classifiers at each layer, by the panel's title.
 
     Args:
-        population: The result of a population.
+        population: The result of a population (classifiers in groups).
         ending: The end of the title, such as ", null".
     """
     means = population.means_by_group(population.cka)

@@ -233,8 +233,9 @@ def _claim_that_matrices_agree(
 ) -> Claim:
     """Judge the claim that two similarity matrices rank pairs of layers alike.
 
-    The statistic is Spearman's ρ of the cells above the diagonal, with a jackknife interval over
-    models. The p-value of Mantel's test, which permutes layers, is reported beside it.
+    The statistic is Spearman's ρ of the cells above the diagonal. Its interval is a jackknife that
+    leaves out one model with all its layers at a time. The p-value of Mantel's test, which
+    permutes layers, is reported beside it.
 
     Args:
         feature_based: The similarity of any two layers by their feature profiles.
@@ -250,6 +251,7 @@ def _claim_that_matrices_agree(
         return spearman(feature_based_cells[rows, columns], agnostic_cells[rows, columns])
 
     rho = over_models(agreement, models)
+    # Mantel's test takes distances, which must be exactly symmetric.
     feature_based_distances = _dissimilarity(feature_based)
     agnostic_distances = _dissimilarity((agnostic + agnostic.T) / 2)
     p = mantel([feature_based_distances], [agnostic_distances], "precomputed").p

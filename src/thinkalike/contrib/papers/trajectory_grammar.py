@@ -131,6 +131,8 @@ def _mean_over_seeds(values: Iterable[float]) -> Estimate:
 def _claim_that_first_settles_earlier(claim: str, gap: pd.Series, units: str) -> Claim:
     """Judge the claim that one curve settles before another, on average over runs.
 
+    A difference of 1 means that the second curve takes twice as many steps: a doubling.
+
     Args:
         claim: The claim in words.
         gap: For each run, log₂(1 + step) where the second curve settles minus that of the first.

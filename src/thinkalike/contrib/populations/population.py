@@ -277,15 +277,19 @@ def _table_of_means_by_cut(means: Mapping[str, Grouped]) -> Table:
 
 
 def _means_by_quantity(result: Result) -> dict[str, Grouped]:
-    """Return means of lost accuracy, flips and CKA over pairs of classifiers, by their names.
+    """Return means over pairs of classifiers of three quantities: lost accuracy, flips and CKA.
 
     Means are taken within groups of classifiers and between groups. A stitched classifier runs the
-    first blocks of a source and the later blocks of a target. Flips are the share of its
+    first blocks of a source and the later blocks of a target. Lost accuracy ("accuracy penalty")
+    is the target's own minus that of the stitched classifier. Flips are the share of its
     predictions that differ from those of the target alone. There is a mean for each cut between
     source and target, or, for CKA, for each layer.
     """
+    # The group of each classifier, in the order of the axes below.
     groups = list(result.details.drop_duplicates("source")["group_of_source"])
-    correct = torch.from_numpy(result.arrays["correct"])  # (source, target, cut, pair)
+    correct = torch.from_numpy(
+        result.arrays["correct"]
+    )  # (source, target, cut, pair of sentences)
     predicted = torch.from_numpy(result.arrays["predicted"])  # the same axes
     values = {
         "accuracy penalty": population_penalties(correct.double().mean(-1)),
