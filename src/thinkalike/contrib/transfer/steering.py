@@ -297,6 +297,7 @@ def _table_of_effects(title: str, table: pd.DataFrame, value_column: str) -> Tab
     for label, condition in CONDITIONS_SHOWN.items():
         rows_of_condition[label] = table[table["condition"] == condition]
     # The rows of all conditions have the same layers, positions and strengths in the same order.
+    # `few` returns the indices of at most `ROWS_SHOWN` of them.
     shown_indices = few(len(rows_of_condition["carried"]), ROWS_SHOWN)
     carried = rows_of_condition["carried"].iloc[shown_indices]
     layers = []
