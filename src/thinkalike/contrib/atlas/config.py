@@ -16,15 +16,16 @@ from thinkalike.registry import CORE, OF_OUTPUTS, layer_measures
 
 @cache
 def measures_of_atlas() -> tuple[str, ...]:
-    """Return the names of the measures that can compare layers in an atlas.
+    """Return the names of the measures that can compare states of layers in an atlas.
 
-    An atlas has a column for each measure, in this order.
+    An atlas compares the layers of several models by many measures. These are its default, with a
+    column for each, in this order. A measure is among them if its instrument sets `in_atlas`.
     """
-    kinds = []
-    for entry in CORE.measures:
+    names = []
+    for entry in CORE.measures:  # the registered measures, apart from those of contrib
         if getattr(instrument(entry), "in_atlas", False):
-            kinds.append(entry.kind)
-    return tuple(kinds)
+            names.append(entry.kind)
+    return tuple(names)
 
 
 @dataclass

@@ -133,6 +133,7 @@ def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.Da
     value_columns = []
     for tables in tables_by_measure.values():
         values = pd.concat(tables)
+        # Besides the columns that identify a layer pair, there are those of the measure's values.
         value_columns += [column for column in values if column not in PAIR_COLUMNS]
         if values["source_layer"].iloc[0] == "logits":
             tables_of_outputs.append(values)

@@ -49,9 +49,9 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
     def settings_read(self, config: AnalyzeConfig) -> frozenset[str]:
         """Return the names of the settings that apply to the atlas or to its inner jobs.
 
-        An atlas compares all pairs of several models. Each inner job compares one pair, and reads
-        settings of models, text and seeds that the atlas itself does not. Both read those of the
-        measure.
+        An atlas compares all pairs of several models. Each inner job compares one pair by one
+        measure, and reads settings of models, text and seeds that the atlas itself does not. Both
+        read settings of the measure, which `super()` returns.
         """
         keys_of_inner_jobs = [
             self.keys_of_part(config, part) for part in ("model", "data", "seed")

@@ -54,10 +54,11 @@ class Evidence:
 
     @cached_property
     def is_compared(self) -> Bool[Tensor, " n"]:
-        """Which inner tokens of the evaluation text are compared: those without massive states.
+        """Which inner tokens of the evaluation text are compared.
 
-        Inner tokens are all but the first and the last of each row. Massive states (activations)
-        are so large that they would decide every measure.
+        Inner tokens are all but the first and the last of each row. Those with a massive state in
+        the source or in the target are left out: massive states (activations) are so large that
+        they would decide every measure.
         """
         return _is_not_massive(self._evaluation_states, self.target_results.evaluation_states)
 

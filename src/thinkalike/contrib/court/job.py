@@ -94,7 +94,8 @@ class Court(
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         """Compare every source with one layer of the target, by every measure of similarity.
 
-        A source is a function from tokens to states whose similarity to the target is known. The
+        A source is a function from tokens to states whose similarity to the target is known, such
+        as rotated states of the target, or states of a sibling (a separately trained model). The
         table has a row for each.
 
         Raises:
@@ -252,9 +253,14 @@ def _materials(
 
 
 def _check_token_count(setting_name: str, rows: torch.Tensor, measure: CourtConfig) -> None:
-    """Raise `DataError` if rows (n, t) have clearly fewer tokens than a setting asks for.
+    """Raise `DataError` if rows (n, t) have fewer tokens than a setting asks for.
 
     Less than one row may be missing, since only whole rows are used.
+
+    Args:
+        setting_name: The setting of `measure` that says how many tokens there should be.
+        rows: The tokens that there are.
+        measure: The settings.
     """
     n_wanted = getattr(measure, setting_name)
     row_length = rows.shape[1]
@@ -274,7 +280,8 @@ def _rows_of_different_documents(
     also fewer if the text is too short.
 
     Args:
-        rows: All rows; each token has its document. The first rows are those to fit on.
+        rows: All rows, each of `rows.context` tokens, with the document of each token. The first
+            rows are those to fit on.
         fit_tokens: How many tokens to fit on.
         other_tokens: How many tokens of other documents.
     """

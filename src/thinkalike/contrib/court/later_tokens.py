@@ -65,7 +65,7 @@ def relative_change_by_later_tokens(source: Source, rows: Int[Tensor, "rows t"])
 def _different_tokens(tokens: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
     """Return a different token for each token: the next larger id among those that occur.
 
-    The largest id is replaced by the smallest.
+    The largest id is replaced by the smallest. If only one id occurs, tokens stay the same.
     """
-    vocabulary, indices = tokens.unique(return_inverse=True)
-    return vocabulary[(indices + 1) % len(vocabulary)]
+    occurring_ids, indices = tokens.unique(return_inverse=True)  # in rising order
+    return occurring_ids[(indices + 1) % len(occurring_ids)]

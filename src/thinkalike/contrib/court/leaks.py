@@ -75,7 +75,8 @@ def half_of_the_variance(materials: Materials) -> StateFunction:
     """
     leak = next_token(materials)
     own_weight = 0.5**0.5
-    # The leak is the sum of two normal numbers, of variance 1 and of variance SCATTER².
+    # In each dimension the leak is a normal number for the next token, of variance 1, plus normal
+    # noise of variance SCATTER².
     leak_deviation = (1 + SCATTER**2) ** 0.5
     leak_weight = own_weight * materials.standard_deviations / leak_deviation
 

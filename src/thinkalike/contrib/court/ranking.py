@@ -104,12 +104,12 @@ def margin_above_decoys(table: pd.DataFrame, judge: Judge, kinds: Sequence[str])
 def summary_of_judges(table: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each judge (measure): how well it ranks similar sources above decoys.
 
-    A decoy is a source that only looks similar to the target. A row has the area under the ROC
-    curve, the margin between similar sources and decoys, and the names of decoys that fool the
-    judge: once for sources of the kind "same", and once, in columns that begin with "real_", for
-    separately trained models. A judge has no row if the table has neither, and no "real_" columns
-    (NaN) if it has no separately trained model. There are no intervals, as the sources are a fixed
-    list and no sample.
+    Sources of known similarity are compared with a target; a decoy is one that only looks similar.
+    A row has the area under the ROC curve, the margin between similar sources and decoys, and the
+    names of decoys that fool the judge. They are given once for sources of the kind "same" and
+    once, in columns that begin with "real_", for separately trained models (kind "real"). The
+    columns of a kind without sources are NaN, and a judge has a row only if it can be judged on
+    one of both kinds. There are no intervals, as the sources are a fixed list and no sample.
     """
     rows: dict[Judge, dict[str, object]] = {}
     for prefix, kinds in (("", SAME_KINDS), ("real_", REAL_KINDS)):
@@ -121,6 +121,7 @@ def summary_of_judges(table: pd.DataFrame) -> pd.DataFrame:
                     "decoys": _decoys_in_words(judge),
                 }
             similar_scores = scores_by_court(table, judge, kinds).to_numpy(float)
+            # `against` names the kinds of decoys that this judge should not be fooled by.
             decoy_scores = scores_by_court(table, judge, judge.against).to_numpy(float)
             margin = margin_above_decoys(table, judge, kinds)
             rows[judge] |= {

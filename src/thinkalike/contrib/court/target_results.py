@@ -206,7 +206,8 @@ class TargetResults:
     def target_runs(self) -> list[TargetRun]:
         """The target's own states and losses, for each batch of the evaluation text.
 
-        States are those of the layer that sources are compared with, and of all later layers.
+        States are those of the layer that sources are compared with, and of all later layers,
+        which are compared with those of a target that resumes from a source's mapped states.
         """
         target = self.materials.target
         layers = range(self.materials.layer, target.n_layers)
@@ -221,7 +222,8 @@ class TargetResults:
     def token_features(self) -> Float[Tensor, "n f"]:
         """Features of the inner tokens (all but the first and the last of each row).
 
-        They are length, frequency and the like, whose importance for states an MLEM measures.
+        They are length, frequency and the like. An MLEM (metric-learning encoding model), which
+        predicts distances of states from features, measures how important each is.
         """
         rows = self.materials.evaluation_rows.long()
         tokenizer = self.materials.target.tokenizer

@@ -50,6 +50,8 @@ class Contrast(NamedTuple):
 def draw_correlation(table: pd.DataFrame, folder: Path) -> None:
     """Draw the matrix of correlations of features of stimuli.
 
+    A correlation is over pairs of stimuli, between how much they differ in either feature.
+
     Args:
         table: The matrix; rows and columns have the names of the features.
         folder: Where the figure is written.
@@ -124,12 +126,13 @@ def _draw_words(axes: Axes, name: str, words: pd.DataFrame, feature: str) -> Non
     Args:
         axes: Where it is drawn.
         name: The name of the layer.
-        words: A row for each word: x, y, its level of the feature, and the stress of the plane.
+        words: A row for each word: x, y, its level of the feature, and the stress of the plane
+            (how far its distances are from those of the states), the same in all rows.
         feature: The name of the feature.
     """
-    for number, (level, rows) in enumerate(words.groupby("level", sort=True)):
+    for index, (level, rows) in enumerate(words.groupby("level", sort=True)):
         axes.scatter(
-            rows["x"], rows["y"], s=5, color=colour_of(number), label=str(level), linewidths=0
+            rows["x"], rows["y"], s=5, color=colour_of(index), label=str(level), linewidths=0
         )
     stress = words["stress"].iloc[0]
     axes.set_title(f"{name}, by {feature}\nplane (MDS), stress {stress:.2f}")

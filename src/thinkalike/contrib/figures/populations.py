@@ -104,7 +104,8 @@ def draw_distances(table: pd.DataFrame, folder: Path) -> None:
     The kind of a pair is the groups of its two models.
 
     Args:
-        table: A row for each source and target, with their groups and the distance (value).
+        table: A row for each source and target, with their groups and the distance (value):
+            √Σ arccos²(CKA) over layers, which is equation 2 of Brown et al. 2023.
         folder: Where the figure is written.
     """
     with canvas(COLUMN, height=5.2, rows=2) as (figure, (matrix_axes, kinds_axes)):

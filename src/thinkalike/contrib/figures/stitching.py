@@ -85,10 +85,12 @@ def draw_learning_curves(
     with canvas(PAGE, height, n_rows, most_layers, sharey=True, squeeze=False) as (figure, panels):
         for row, group in zip(panels, groups, strict=True):
             curves_of_group = {
-                label: curve for (name, label), curve in curves.items() if name == group
+                label: curve
+                for (group_of_curve, label), curve in curves.items()
+                if group_of_curve == group
             }
             n_layers = next(iter(curves_of_group.values())).shape[1]
-            leave_out(row[n_layers:])
+            leave_out(row[n_layers:])  # panels of layers that these models do not have
             for layer, axes in enumerate(row[:n_layers]):
                 _draw_losses(axes, curves_of_group, layer)
                 axes.set_title(f"{group}, layer {layer}")

@@ -25,7 +25,7 @@ def draw_settling(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder
         onsets: A row for each run, feature and layer, with the onset or NaN.
         folder: Where the figure is written.
     """
-    any_run = list(runs.values())[-1]
+    any_run = list(runs.values())[-1]  # all have the same layers and steps
     steps = any_run["step"].unique()
     with canvas(COLUMN, height=5.2, rows=2) as (figure, (curves_axes, onsets_axes)):
         _draw_curves(curves_axes, runs)

@@ -278,10 +278,10 @@ def _claim_that_layers_form_blocks(experiment: ExperimentRun, name: str) -> Clai
 
 
 def _claim_that_likeness_grows(experiment: ExperimentRun) -> Claim:
-    """Judge the claim that the layers of each larger model are more similar to each other.
+    """Judge the claim that the layers within a model are more similar the larger the model is.
 
-    The models are in order of size. For each one and the next, the mean CKA of two different
-    layers must increase; the intervals hold for all increases together.
+    The models are in order of size. From each one to the next, the mean CKA of two different
+    layers of the model must increase; the intervals hold for all increases together.
     """
 
     def increase(matrices: Sequence[Tensor]) -> Tensor:
@@ -342,11 +342,12 @@ def _conclusion(
     Args:
         experiment: The experiment with its results.
         claims: The judged claims.
-        drawn: The names of the source and the target of each heatmap.
+        drawn: The names of the source and the target of each heatmap, of those that were compared.
     """
     table = pd.concat(
         [result.details for result in experiment.results.values()], ignore_index=True
     )
+    # A result also has the layer pairs within its source and within its target, which recur.
     table = table.drop_duplicates(["source", "target", "source_layer", "target_layer"])
     tables_of_heatmaps = []
     for source, target in drawn:

@@ -114,12 +114,14 @@ def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
 def _conclude_figure7(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 7 of Brown et al. 2023: identity stitches on challenge texts.
 
-    The challenge is a set of pairs of texts that a classifier gets wrong if it uses a heuristic.
-    An identity stitch puts early blocks of one classifier in front of late blocks of another.
+    A population is a set of classifiers of pairs of texts, in groups. The challenge is a set of
+    pairs that a classifier gets wrong if it uses a heuristic. An identity stitch puts early blocks
+    of one classifier in front of late blocks of another.
 
-    A population may also have a null: two groups whose parents differ only in the seed. The null
-    then gets panels (subplots) and a claim of its own: stitches between its two groups change
-    fewer predictions than stitches between groups that use different strategies.
+    A population may also have a null: two groups whose parents (the models that their classifiers
+    were fine-tuned from) differ only in the seed. The null then gets panels (subplots) and a claim
+    of its own: stitches between its two groups change fewer predictions than stitches between
+    groups that use different strategies.
     """
     population = PopulationResult.of(experiment, "challenge")
     claims = [accuracy_gap_claim(population), *stitching_claims(population, "on the challenge")]
@@ -204,10 +206,10 @@ def _stitch_panel_tables(population: PopulationResult, ending: str) -> dict[str,
 
 
 def _cka_panel_table(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:
-    """Return {title of a panel: the mean CKA of each two groups at each layer}.
+    """Return the mean CKA of each two groups of classifiers at each layer, by the panel's title.
 
     Args:
-        population: The result of a population.
+        population: The result of a population (classifiers in groups).
         ending: The end of the title, such as ", null".
     """
     means = population.means_by_group(population.cka)
@@ -669,7 +671,9 @@ def _rand_index(
     partition: Sequence[Hashable],
     models: list[int],
 ) -> float:
-    """Return the adjusted Rand index of a clustering of some models with a known partition.
+    """Return how well a clustering of some models agrees with a known partition of them.
+
+    The agreement is the adjusted Rand index: 1 for equal partitions, and 0 on average by chance.
 
     Args:
         distances: The distances between all m models.
@@ -677,8 +681,8 @@ def _rand_index(
         partition: The known class of each of the m models.
         models: The indices of the models that are clustered.
     """
-    labels = cluster(distances[models][:, models], n_clusters)
-    return adjusted_rand_index(labels, [partition[model] for model in models])
+    cluster_of_model = cluster(distances[models][:, models], n_clusters)
+    return adjusted_rand_index(cluster_of_model, [partition[model] for model in models])
 
 
 MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # a population names its own

@@ -195,10 +195,12 @@ def penalty_differences(
 
 
 def _check_same_documents(results: Sequence[Result]) -> None:
-    """Raise `StoreError` if two results are evaluated on documents of different lengths."""
+    """Raise `StoreError` if results are evaluated on different documents, judged by their lengths.
+
+    The documents themselves are not stored, but the number of tokens of each is.
+    """
     first = results[0]
     for result in results:
-        # The number of tokens of each document.
         if not np.array_equal(result.arrays["tokens"], first.arrays["tokens"]):
             raise StoreError(
                 f"{first.folder} and {result.folder} report on different documents; "
@@ -257,14 +259,15 @@ def _asymmetry_table(
 ) -> pd.DataFrame:
     """Return the asymmetry at each layer: the penalty from a SoLU model minus that back to it.
 
-    There are rows for each stitching direction from a SoLU model to a different model whose
-    reverse is among the directions as well.
+    SoLU is the activation function of the model. There are rows for each stitching direction from
+    a SoLU model to a different model, if the reverse direction is among the directions as well.
     """
     by_models = {(direction.source, direction.target): direction for direction in directions}
     tables = []
     for forward in directions:
         source_activation, _ = forward.activations
         back = by_models.get((forward.target, forward.source))
+        # From a model into itself, a direction is its own reverse.
         if source_activation == "solu" and back is not None and back is not forward:
             forward_result = experiment.results[forward.label]
             back_result = experiment.results[back.label]

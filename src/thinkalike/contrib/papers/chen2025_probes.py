@@ -61,6 +61,9 @@ class ProbedLayers:
     def accuracy(self, feature: str, condition: str, split: str = "sentence") -> Accuracy | None:
         """Return the accuracy of a probe, or None if it was not measured.
 
+        It comes with jackknife replicates, the accuracies without one part of the stimuli at a
+        time, from which intervals are computed.
+
         Args:
             feature: The feature that is probed.
             condition: Where the probe was fitted and which states it reads, such as
@@ -79,7 +82,7 @@ class ProbedLayers:
         replicates = torch.from_numpy(self.result.arrays["replicates"][matches.index[0]])
         return Accuracy(
             value=torch.tensor(float(row["accuracy"])).double(),
-            replicates=replicates[~replicates.isnan()],  # rows with fewer parts end in NaN
+            replicates=replicates[~replicates.isnan()],  # a row with fewer of them ends in NaN
             effective_parts=float(row["effective_parts"]),
             levels=int(row["levels"]),
         )
@@ -164,12 +167,10 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
 def _claims_about_context_features(probed: ProbedLayers) -> Iterator[Claim]:
     """Judge the claims that carried probes of features in context keep most of their accuracy.
 
-    `LEAST_SHARE` has, for each such feature, the share of a native probe's accuracy above chance
-    that a carried probe must keep.
-
     A carried probe was fitted on the source and reads the target's states through the map ψ from
     target to source. A native probe was fitted on the target. The features belong to a word in its
-    context, such as its position, unlike features of the word alone.
+    context, such as its position, unlike features of the word alone. `LEAST_SHARE` has, for each
+    of them, the share of a native probe's accuracy above chance that a carried probe must keep.
     """
     for feature, smallest_share in LEAST_SHARE.items():
         claim = (
@@ -292,8 +293,8 @@ def _claim_about_all_features(
 
     Args:
         probed: The accuracies at one layer pair.
-        claim: The claim in words.
-        bound: Where the estimate of each feature must be.
+        claim: The claim in words, without the models and layers.
+        bound: Where the estimate of each feature must be, such as above a limit.
         estimates: The estimate of each feature that was judged, by its name, with intervals that
             hold for all features together.
         finding: What was found, in words.

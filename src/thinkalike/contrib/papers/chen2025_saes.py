@@ -181,7 +181,10 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
 
 
 def _joined_tables(experiment: ExperimentRun, name: str) -> pd.DataFrame:
-    """Return the tables of this name of all transfers, with a column `transfer`."""
+    """Return the tables of one name of all results, with a column `transfer`.
+
+    There is a result for each transfer of sparse autoencoders from a source to a target model.
+    """
     tables = []
     for transfer in TRANSFERS[experiment.scale]:
         table = experiment.results[transfer.label].tables[name]

@@ -195,14 +195,14 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
         ]
     tables = []
     for label, result in experiment.results.items():
-        contrast = label.partition(",")[0]  # a label is "number, GPT-2 into BERT"
+        contrast, _, _ = label.partition(",")  # a label is such as "number, GPT-2 into BERT"
         tables.append(result.details.assign(contrast=contrast))
 
     def draw(folder: Path) -> None:
         """Draw one figure for each pair of models and contrast."""
         for label, result in experiment.results.items():
-            name = label.replace(", ", "-").replace(" ", "-")
-            draw_steering(result.details, folder, name)
+            file_name = label.replace(", ", "-").replace(" ", "-")
+            draw_steering(result.details, folder, file_name)
 
     table = pd.concat(tables, ignore_index=True)
     # BLANK: the columns that may have empty cells.
@@ -306,9 +306,11 @@ def _claims_about_questions(steering: SteeringEffects) -> Iterator[Claim]:
 def _judged_share_claim(
     claim: ShareClaim, steering: SteeringEffects, depth: Fraction, position: str
 ) -> Claim:
-    """Judge a claim about the effect of one vector, as a share of the effect of the text itself.
+    """Judge a claim about the effect of one steering vector, as a share of the natural effect.
 
-    It is untestable if these layers, this strength or a natural effect were not measured.
+    The natural effect is that of the text itself, such as a plural noun in place of a singular.
+    The claim is untestable if these layers or this strength were not measured, or if the natural
+    effect is not above 0.
 
     Args:
         claim: The claim, with its vector and strength.
@@ -335,7 +337,8 @@ def _judged_share_claim(
 def _claim_about_late_layers(steering: SteeringEffects) -> Claim:
     """Judge the claim that in late layers not even the target's own direction works at the noun.
 
-    The native direction, from singular to plural, must have less than a tenth of the effect of a
+    The native direction, computed in the target from singular to plural, is added at the noun
+    alone. In each layer of the second half it must have less than a tenth of the effect of a
     plural noun. If so, the cause is not a bad map between the models, but that later tokens have
     already read the noun. Layer pairs without results are left out; if none is left, the claim is
     untestable.

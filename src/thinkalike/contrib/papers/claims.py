@@ -67,7 +67,8 @@ class Bound:
     def verdict(self, low: float, high: float) -> Verdict:
         """Return the verdict on a number whose interval is [low, high].
 
-        It is HOLDS if the whole interval satisfies the bound, FAILS if no number of the interval
+        A bound is x > limit ("above"), x < limit ("below") or |x| < limit ("within"). The verdict
+        is HOLDS if the whole interval satisfies the bound, FAILS if no number of the interval
         does, and UNDECIDED otherwise. An end that rounding alone separates from the limit counts
         as at the limit, so that it decides nothing.
         """
@@ -132,9 +133,8 @@ def judged_claim(
     smallest_effect = None
     if half_widths and math.isfinite(max(half_widths)):
         smallest_effect = max(half_widths)
-    distinct_bounds = dict.fromkeys(
-        str(bound) for bound, _ in bounds_and_estimates
-    )  # in order, each once
+    # Each once, in order.
+    distinct_bounds = dict.fromkeys(str(bound) for bound, _ in bounds_and_estimates)
     return Claim(
         claim,
         verdict=verdict_on_all(verdicts) if verdicts else UNTESTABLE,

@@ -388,11 +388,14 @@ def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
     """Return the complete configuration of an inner job.
 
     It has the inner job's own arguments and changes, and the settings of the experiment that apply
-    to all of its jobs, such as the seed, the store, the text, and how models run.
+    to all of its jobs, such as the seed, the store, the text, and how models run. If the inner job
+    has no models, it gets the model of the experiment's configuration. If the user has chosen no
+    text, it has its own default text.
 
     Args:
         config: The configuration of the experiment.
-        inner: The models of the job, the arguments of its command line and further changes.
+        inner: The models of the job, the arguments of its command line, and the parts of its
+            configuration that replace those of the experiment (for a job of analyze.py only).
     """
     scale = ExperimentRun(config, models={}).scale  # "mini" or "paper"
     arguments = [*inner.arguments, f"scale={scale}"]
@@ -403,7 +406,7 @@ def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
 
     # Parts of the configuration that are given as objects, beside the arguments, which are texts.
     parts: dict[str, object] = {"model": source, "target": target}
-    if inner.entry_point == "train":
+    if inner.entry_point == "train":  # a command of train.py; else of analyze.py
         parts |= {name: getattr(config, name) for name in PARTS_OF_TRAININGS}
         arguments += ["logger=none", f"recipe={config.recipe}"]
         job: Job = compose_inner_job("train", arguments, **parts)
@@ -415,8 +418,10 @@ def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
         measure = parts["measure"]
         assert isinstance(measure, MeasureConfig)
         job = compose_inner_job("analyze", [f"measure={measure.kind}", *arguments], **parts)
-    if config.data.name is None:  # the user has chosen no text
+    has_chosen_text = config.data.name is not None
+    if not has_chosen_text:
         return job
+    # Settings of the text that are None get the defaults of the job's instrument.
     return completed_for_instrument(replace(job, data=config.data))
 
 

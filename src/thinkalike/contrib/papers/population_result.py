@@ -128,7 +128,7 @@ class PopulationResult:
 
     @cached_property
     def group_of(self) -> dict[str, str]:
-        """The group of each model of the chosen groups, by the model's name."""
+        """The group of each model of the chosen groups (or of all if none is chosen), by name."""
         if not self.chosen_groups:
             return self._group_of_all
         return {
@@ -189,9 +189,9 @@ class PopulationResult:
 
     @cached_property
     def distances(self) -> Float[Tensor, "m m"]:
-        """√Σ arccos²(CKA) over layers (equation 2), the mean of both directions.
+        """√Σ arccos²(CKA) over layers (Brown et al. 2023, equation 2), for every two models.
 
-        It is exactly 0 for a model with itself.
+        It is the mean of both directions, and exactly 0 for a model with itself.
         """
         directed = arc_length(self.cka)
         return symmetric(directed).fill_diagonal_(0)
@@ -202,8 +202,10 @@ class PopulationResult:
         """Return means over pairs of models within and between groups, with intervals over models.
 
         Args:
-            values: A value of each pair (source, target) of m models.
-            examples: Whether the last axis holds examples, which are then averaged as well.
+            values: A value of each pair (source, target) of m models, for example for each of s
+                layers.
+            examples: Whether the last axis holds examples (pairs of texts), which are then
+                averaged as well.
             level: The level of the intervals over models.
         """
         groups = list(self.group_of.values())

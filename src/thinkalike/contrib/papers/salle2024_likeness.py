@@ -237,8 +237,9 @@ def _claim_that_matrices_agree(
 ) -> Claim:
     """Judge the claim that two similarity matrices rank pairs of layers alike.
 
-    The statistic is Spearman's ρ of the cells above the diagonal, with a jackknife interval over
-    models. The p-value of Mantel's test, which permutes layers, is reported beside it.
+    The statistic is Spearman's ρ of the cells above the diagonal. Its interval is a jackknife that
+    leaves out one model with all its layers at a time. The p-value of Mantel's test, which
+    permutes layers, is reported beside it.
 
     Args:
         feature_based: The similarity of any two layers by their feature profiles.
@@ -254,6 +255,7 @@ def _claim_that_matrices_agree(
         return spearman(feature_based_cells[rows, columns], agnostic_cells[rows, columns])
 
     rho = over_models(agreement, models)
+    # Mantel's test takes distances, which must be exactly symmetric.
     feature_based_distances = _dissimilarity(feature_based)
     agnostic_distances = _dissimilarity((agnostic + agnostic.T) / 2)
     p = mantel([feature_based_distances], [agnostic_distances], "precomputed").p
@@ -269,12 +271,14 @@ def _claim_that_matrices_agree(
 def _claim_that_profiles_form_blocks(model: Profiles) -> Claim:
     """Judge the claim that the layers of a recurrent model form two blocks of similar profiles.
 
-    A profile is the importance of each feature in a layer. The blocks are the layers before
-    `model.turn` (at 0.4 of the depth) and those from it on. The statistic is the mean weighted
-    Kendall's τ of two different layers of one block, minus that of layers of two blocks.
+    A profile is the importance of each feature (such as part of speech) in a layer. The blocks are
+    the layers before `model.turn` (at 0.4 of the depth, where the paper sees profiles change) and
+    those from it on. The statistic is the mean weighted Kendall's τ of the profiles of two
+    different layers of one block, minus that of layers of two blocks. It is computed on each fold
+    of the stimuli, and the interval is over folds.
     """
     is_late = torch.arange(model.n_layers) >= model.turn
-    is_one_block = is_late[:, None] == is_late
+    is_one_block = is_late[:, None] == is_late  # (l, l): both layers are early, or both are late
     is_different = ~torch.eye(model.n_layers, dtype=torch.bool)
     # `importances` is (folds, l, f), and τ compares every two of the l layers.
     taus = torch.stack([weighted_tau(fold) for fold in model.importances])  # (folds, l, l)
@@ -403,11 +407,11 @@ def _most_and_least_alike(
 
     Args:
         similarity: The similarity of any two of l layers; it is symmetric.
-        is_eligible: Which pairs are considered.
+        is_eligible: Which pairs of layers are considered: at least one.
     """
     n_layers = len(similarity)
     is_considered = is_eligible & torch.ones_like(is_eligible).triu()  # each pair once
-    # Indices into the flattened matrix.
+    # Indices into the flattened matrix, which `divmod` turns into a row and a column.
     most_similar = similarity.where(is_considered, -torch.inf).argmax()
     least_similar = similarity.where(is_considered, torch.inf).argmin()
     return divmod(int(most_similar), n_layers), divmod(int(least_similar), n_layers)
@@ -487,11 +491,12 @@ def _tau_in_words(contrast: Contrast) -> str:
 def _claim_that_leader_is_shared(contrast: Contrast, leads: Float[Tensor, "k 2"]) -> Claim:
     """Judge the claim that part of speech (PoS) is the top feature of the two most alike layers.
 
-    The claim holds if the importance of PoS is greater than that of the next feature in both
-    layers, on average over folds.
+    The claim holds if the importance of PoS is above that of every other feature in both layers,
+    on average over folds.
 
     Args:
-        contrast: The two layers with the importance of each feature, in the columns "x" and "y".
+        contrast: The two layers, and a table of the importance of each feature in the first layer
+            (column "x") and in the second (column "y").
         leads: The importance of PoS minus that of the most important of the remaining features, on
             each of k folds, in each of the two layers.
     """

@@ -44,8 +44,9 @@ MINI_TOKENS = 2048  # that the checkpoints of a mini are compared on
 def _trajectory_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for each seed, which compares the checkpoints of its training.
 
-    At the paper's scale the checkpoints are published. At mini scale the job trains the model
-    first, with the options in `measure.train` if these are set.
+    At the paper's scale the checkpoints are published, as one model for each seed. At mini scale
+    the job trains the only model first, with the options in `measure.train` if these are set. It
+    compares fewer tokens, and computes no importance of features, which no claim needs.
     """
     if experiment.scale == "paper":
         return [InnerJob(name, (model,)) for name, model in experiment.models.items()]
@@ -77,18 +78,22 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
     for feature in dict.fromkeys(onsets["feature"]):  # each once, in order
         claims.append(_claim_that_feature_appears(onsets, feature, units))
     draw = partial(draw_settling, {run: result.details for run, result in results.items()}, onsets)
-    return Conclusion(
-        table, claims, draw, tables={"onsets": onsets}, blank=["onset", "earliest", "latest"]
-    )
+    # These cells are empty for a feature without an onset.
+    may_be_empty = ["onset", "earliest", "latest"]
+    return Conclusion(table, claims, draw, tables={"onsets": onsets}, blank=may_be_empty)
 
 
 def _claims_about_settling(table: pd.DataFrame, units: str) -> list[Claim]:
     """Judge that the loss settles before the states do, and the lowest layer before the highest.
 
+    A curve over the training steps of a run settles at the step from which on it has gone nine
+    tenths of the way from its first to its last value.
+
     Args:
-        table: A row for each run and curve (column `what`), with log₂(1 + step) where the curve
-            settles (column `doublings`). The curves of a run are in this order: the loss, the mean
-            likeness of layers to the last checkpoint, and then each layer from the lowest on.
+        table: A row for each run and curve (its name is in the column `what`), with log₂(1 + step)
+            for the step where the curve settles (column `doublings`). The curves of a run are in
+            this order: the loss, the likeness (CKA) of states to those of the last checkpoint as a
+            mean over layers, and then the same in each layer, from the lowest on.
         units: What intervals are over, in words.
     """
     loss, likeness, lowest_layer, *_, highest_layer = table["what"].unique()
@@ -129,6 +134,8 @@ def _mean_over_seeds(values: Iterable[float]) -> Estimate:
 
 def _claim_that_first_settles_earlier(claim: str, gap: pd.Series, units: str) -> Claim:
     """Judge the claim that one curve settles before another, on average over runs.
+
+    A difference of 1 means that the second curve takes twice as many steps: a doubling.
 
     Args:
         claim: The claim in words.

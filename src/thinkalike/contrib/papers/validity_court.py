@@ -186,15 +186,18 @@ def _ranking_claims(judges: pd.DataFrame, units: str) -> list[Claim]:
 def _ranking_claim(row: Mapping[Hashable, object], subject: str, prefix: str, units: str) -> Claim:
     """Judge the claim that a measure ranks all similar sources above all decoys in every court.
 
-    A court compares sources of known similarity with one layer of a target model.
+    A court compares sources of known similarity with one layer of a target model. A decoy is a
+    source that only looks similar to it.
 
     Args:
-        row: The row of the measure in the summary of all measures.
+        row: The row of the measure in the summary of all measures: the area under the ROC curve,
+            the least margin between a similar source and a decoy, and the decoys that fool it.
         subject: The similar sources in words.
-        prefix: The beginning of the columns about these sources: "" or "real_".
+        prefix: The beginning of the columns about these sources: "" for sources that are the same
+            as the target by construction, "real_" for separately trained models.
         units: The number of sources and courts, in words.
     """
-    fooled_by = row[f"{prefix}fooled_by"]
+    fooled_by = row[f"{prefix}fooled_by"]  # names of decoys, or ""
     finding = f"AUC {row[f'{prefix}auc']:.3f}, least margin {row[f'{prefix}margin']:+.3f}"
     if fooled_by:
         finding += f"; fooled by {fooled_by}"

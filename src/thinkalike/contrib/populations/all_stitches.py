@@ -67,24 +67,24 @@ def stitched_members(
         )
         n_done_before = saved.entry("batches", int)
 
-    not_exchanged: list[StitchedBatch] = []  # results of this process
+    new_results: list[StitchedBatch] = []  # of this process, not yet sent to the others
     with at_boundaries(), doing("batch of stitches", n_batches, n_done_before) as activity:
         for start in range(n_done_before, n_batches, processes.size):
             index = start + processes.rank
             if index < n_batches:
-                not_exchanged.append(_stitched_batch(models, batches[index], pairs, measure))
+                new_results.append(_stitched_batch(models, batches[index], pairs, measure))
             n_done = min(start + processes.size, n_batches)
             activity.reach(n_done)
 
             is_asked_to_stop = any(processes.everyone(asked()))
             is_time_to_save = n_done // BATCHES_PER_STATE > start // BATCHES_PER_STATE
             if is_asked_to_stop or is_time_to_save:
-                _exchange(not_exchanged, stitches, processes)
+                _exchange(new_results, stitches, processes)
                 if processes.rank == 0:
                     work.keep(STATE, {**stitches._asdict(), "batches": n_done})
             if is_asked_to_stop:
                 stop(f"at batch {n_done} of {n_batches}")
-        _exchange(not_exchanged, stitches, processes)
+        _exchange(new_results, stitches, processes)
     processes.end_of_share()
     return stitches
 
@@ -131,17 +131,17 @@ def _stitched_batch(
 
 
 def _exchange(
-    not_exchanged: list[StitchedBatch], stitches: IdentityStitches, processes: ProcessGroup
+    new_results: list[StitchedBatch], stitches: IdentityStitches, processes: ProcessGroup
 ) -> None:
     """Send new results to all processes, and write those of all processes into `stitches`.
 
     Args:
-        not_exchanged: The new results of this process. The list is emptied.
+        new_results: The results of this process since the last exchange. The list is emptied.
         stitches: The tensors for all pairs of sentences, which are changed in place.
         processes: The processes that share the job. All of them must call this function.
     """
-    results_of_processes = processes.everyone(not_exchanged)  # a list from each process
-    for pair_indices, new in itertools.chain.from_iterable(results_of_processes):
-        stitches.losses[..., pair_indices] = new.losses
-        stitches.predicted[..., pair_indices] = new.predicted
-    not_exchanged.clear()
+    results_of_processes = processes.everyone(new_results)  # a list from each process
+    for pair_indices, of_batch in itertools.chain.from_iterable(results_of_processes):
+        stitches.losses[..., pair_indices] = of_batch.losses  # the last axis is that of pairs
+        stitches.predicted[..., pair_indices] = of_batch.predicted
+    new_results.clear()

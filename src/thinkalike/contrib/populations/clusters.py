@@ -108,13 +108,16 @@ def _assignments(remaining: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _overlap(assignments: Int[Tensor, "r m"], labels: Int[Tensor, " m"]) -> Int[Tensor, " r"]:
-    """Return Σ n_ij² for each assignment, where n_ij models of cluster i are in group j.
+    """Return how well each assignment of models to groups agrees with their clusters, as Σ n_gk².
+
+    Here n_gk is how many models of cluster k are in group g, and the sum is over both. For fixed
+    sizes of clusters and groups, it is the larger the better they agree.
 
     Args:
         assignments: The group number of each of m models, in each of r assignments.
         labels: The cluster of each model.
     """
-    cluster_numbers = labels.unique(return_inverse=True)[1]
-    # counts[r, g, k] is how many models m of cluster k are in group g, in assignment r.
+    _, cluster_numbers = labels.unique(return_inverse=True)
+    # counts[r, g, k] is how many of the m models are in group g in assignment r, and in cluster k.
     counts = torch.einsum("rmg,mk->rgk", one_hot(assignments), one_hot(cluster_numbers))
     return counts.square().sum((1, 2))

@@ -76,7 +76,8 @@ class NumberedModel(ModelConfig):
         """Return the names of a classifier's classes, in the order of its logits.
 
         They are the names in the checkpoint's config.json. If the setting `classes` is given, its
-        names replace them.
+        names replace them. It may rename the classes, but not give the same names in a different
+        order, which would contradict config.json.
 
         Args:
             stated: The names in config.json.
@@ -226,8 +227,8 @@ class PopulationConfig(Checked, part="population"):
 
         Raises:
             ConfigError: There are fewer than two groups, or fewer than two classifiers in a group;
-                there is no base model; or `null` (two groups whose parents differ in nothing but
-                their seed) does not name two groups of at least three.
+                there is no base model; or `null` is given (two groups whose parents differ in
+                nothing but their seed) and does not name two of at least three groups.
         """
         if self.null is not None:
             # `<`: the groups of the null are a proper subset, so there is at least a third group.

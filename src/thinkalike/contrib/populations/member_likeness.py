@@ -106,9 +106,10 @@ def _state_batches(
 ) -> Iterator[list[list[Float[Tensor, "n d"]]]]:
     """Yield states in batches of exactly `rows_per_batch` tokens, by model and by layer.
 
-    Pairs of sentences have different numbers of tokens. Their states wait until there are enough
-    for a batch. Pairs are read in random order, so that batches differ by chance alone. Tokens
-    that do not fill a last batch are dropped.
+    A batch has a list for each model, with the states of the same tokens in each layer. Pairs of
+    sentences have different numbers of tokens, so states wait until there are enough for a batch.
+    Pairs are read in random order, so that batches differ by chance alone. Tokens that do not fill
+    a last batch are dropped.
 
     Args:
         models: The classifiers that read the pairs.
@@ -119,7 +120,8 @@ def _state_batches(
     """
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(encoded), generator=generator).tolist()[:n_pairs]
-    # Of pairs that were read, for the next batches: an entry for each read, by model and by layer.
+    # States that are in no batch yet. Each entry comes from pairs that were read together, and has
+    # the states by model and by layer.
     waiting: list[list[list[Tensor]]] = []
     n_waiting = 0  # tokens
     for start in range(0, len(order), measure.batch):

@@ -56,11 +56,11 @@ class Member(NamedTuple):
 def members_of(config: PopulationJob) -> list[Member]:
     """Return the classifiers of a population, group by group.
 
-    There are three kinds of populations. Published classifiers are listed in the settings by
-    group. With `parents`, each group is fine-tuned from a parent, a model that was fine-tuned on
-    data of its own. With only a `base`, many classifiers are fine-tuned from it, and the most and
-    the least accurate ones are the groups. Fine-tuned classifiers are taken from the store if it
-    has them.
+    There are three kinds of populations. With `parents`, each group is fine-tuned from a parent, a
+    model that was fine-tuned on data of its own. With only a `base`, many classifiers are
+    fine-tuned from it, and the most and the least accurate ones are the groups. With neither, the
+    settings list published classifiers: the numbers or folders of each of the two `GROUPS`.
+    Fine-tuned classifiers are taken from the store if it has them.
     """
     population = config.population
     if population.parents:
@@ -165,9 +165,10 @@ def _children_of_parents(config: PopulationJob) -> list[Member]:
     """Return the classifiers of a population in which each group has a parent of its own.
 
     The parent of a group is the base model, fine-tuned with the command-line arguments of that
-    group, such as which pairs of sentences to train on. Each of its `per_group` children is the
-    parent, fine-tuned once more with those of the group's arguments that choose pairs. The
-    children are returned.
+    group, such as which pairs of sentences to train on, and `parent_options`, which all parents
+    share. Each of its `per_group` children is the parent, fine-tuned once more with those of the
+    group's arguments that choose pairs, and `options`, which all children share. The children of
+    one parent differ in their index, which is a seed. The children are returned.
     """
     population = config.population
     challenge = read_pairs(config.pairs, "challenge")

@@ -62,16 +62,19 @@ def read_pairs(config: PairsConfig, split: PairSplit) -> Pairs:
 
 
 def _generated_pairs(config: PairsConfig, split: PairSplit) -> Pairs:
-    """Return pairs of sentences that are generated from templates.
+    """Return pairs of sentences that are generated from templates, for one of three splits.
 
     Pairs for training ("fit") and held-out pairs ("report") are the two parts of one draw, in
-    which no pair occurs twice. No sentence of the challenge set occurs in them, as a hash decides
-    for each sentence whether it may be in the challenge set.
+    which no pair occurs twice. No sentence of the challenge set ("challenge") occurs in them, as a
+    hash decides for each sentence whether it may be in the challenge set. The settings say how
+    many pairs each split has (None counts as 0, but is refused for templates).
     """
     n_fit = int(config.fit_pairs or 0)
     n_report = int(config.report_pairs or 0)
     if split == "challenge":
         return nli_challenge(int(config.challenge_pairs or 0), config.seed + 1)
+    # The last two settings are shares of pairs: of counterexamples to the heuristic "same words,
+    # therefore entailed", and of pairs from templates of the challenge set.
     drawn = nli_training(n_fit + n_report, config.seed, config.counterexamples, config.lexical)
     if split == "fit":
         return drawn.take(range(n_fit))

@@ -280,15 +280,19 @@ def _table_of_means_by_cut(means: Mapping[str, Grouped]) -> Table:
 
 
 def _means_by_quantity(result: Result) -> dict[str, Grouped]:
-    """Return means of lost accuracy, flips and CKA over pairs of classifiers, by their names.
+    """Return means over pairs of classifiers of three quantities: lost accuracy, flips and CKA.
 
     Means are taken within groups of classifiers and between groups. A stitched classifier runs the
-    first blocks of a source and the later blocks of a target. Flips are the share of its
+    first blocks of a source and the later blocks of a target. Lost accuracy ("accuracy penalty")
+    is the target's own minus that of the stitched classifier. Flips are the share of its
     predictions that differ from those of the target alone. There is a mean for each cut between
     source and target, or, for CKA, for each layer.
     """
+    # The group of each classifier, in the order of the axes below.
     groups = list(result.details.drop_duplicates("source")["group_of_source"])
-    correct = torch.from_numpy(result.arrays["correct"])  # (source, target, cut, pair)
+    correct = torch.from_numpy(
+        result.arrays["correct"]
+    )  # (source, target, cut, pair of sentences)
     predicted = torch.from_numpy(result.arrays["predicted"])  # the same axes
     values = {
         "accuracy penalty": population_penalties(correct.double().mean(-1)),
@@ -345,14 +349,19 @@ def _load_members(
 def _check_order_of_classes(
     models: Sequence[FrozenModel], config: PopulationJob, pairs: Pairs
 ) -> None:
-    """Check on some labelled pairs of sentences that each model states its classes in order.
+    """Check that each model states its classes in the order of its logits.
+
+    The order is wrong if the model classifies pairs of sentences better with another order. This
+    is tried on a sample of at most `PAIRS_CHECKED` pairs.
 
     Args:
         models: The classifiers.
         config: The job.
-        pairs: Pairs to check on, if they have the three classes of MNLI. Two classes (of HANS) do
-            not show that neutral and contradiction are exchanged. Then models of three classes are
-            checked on held-out pairs, and models of two classes on the whole challenge set.
+        pairs: The labelled pairs to sample from, if they have the three classes of MNLI. If they
+            have the two of HANS, models of three classes are checked on held-out pairs of MNLI
+            instead, as two classes do not show that neutral and contradiction are exchanged.
+            Models of two classes are then checked on pairs of the whole challenge set, whose
+            classes are both there whatever the settings select.
 
     Raises:
         ModelError: The stated order of a model's classes is wrong.

@@ -53,9 +53,10 @@ class PretrainConfig(Checked, part="pretrain"):
             )
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
-        """Return the defaults that the settings of the model give, by the name of the setting.
+        """Return the default settings of a pretraining, which depend on the model.
 
-        The model's setting `pretrain_tokens` is the default of `tokens` here, and so on.
+        They are settings of the model themselves: `pretrain_tokens` is the default of `tokens`
+        here, and so on.
         """
         names = ("tokens", "tokens_per_step", "lr", "vocabulary")
         return {name: getattr(job.model, f"pretrain_{name}") for name in names}

@@ -48,14 +48,14 @@ class KeepsCheckpoints(Callback):
         self.keep = keep
 
     def on_train_start(self, trainer: pl.Trainer, *_: object) -> None:
-        """Keep a checkpoint at the start, if it is wanted.
+        """Keep a checkpoint at the start, if `steps` has the number of steps done by then.
 
-        That is before the first step, or at the step where a resumed training continues.
+        That number is 0, or, for a resumed training, the step from which it continues.
         """
         self._keep_if_wanted(trainer)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:  # type: ignore[override]
-        """Keep a checkpoint after a step, if it is wanted."""
+        """Keep a checkpoint after a step, if `steps` has the number of steps done by then."""
         self._keep_if_wanted(trainer)
 
     def _keep_if_wanted(self, trainer: pl.Trainer) -> None:

@@ -78,7 +78,7 @@ class SAEConfig(Checked, part="sae"):
             )
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
-        """Return the settings of the default recipe that depend on the size of the model.
+        """Return the default settings of a training on a model of full size.
 
         The defaults of this class are for minis (small bundled models), so for these the result is
         empty.
@@ -147,12 +147,13 @@ class SAEConfig(Checked, part="sae"):
 
     @property
     def evaluation_steps(self) -> list[int]:
-        """The training steps before which autoencoders are evaluated, in rising order.
+        """The steps at which autoencoders are evaluated, each before it is taken, in rising order.
 
-        They are 0, the end of the training, and steps between them that are a factor √2 apart.
+        They are 0, the end of the training, and steps before the end that are a factor √2 apart.
+        Steps that round to the same number count once.
         """
-        backwards = [round(self.steps * 2 ** (-number / 2)) for number in range(EVALUATIONS)]
-        return sorted({0, *backwards})
+        from_the_end = [round(self.steps * 2 ** (-number / 2)) for number in range(EVALUATIONS)]
+        return sorted({0, *from_the_end})
 
 
 @dataclass

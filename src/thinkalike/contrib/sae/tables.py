@@ -221,11 +221,15 @@ def _loss_columns(
     penalty = documents_and_seeds_interval(spliced - losses.clean, losses.tokens)
     recovered = NOTHING_TO_RECOVER
     if ablated > clean:
-        value, of_lowest_penalty, of_highest_penalty = (
-            (ablated - (clean + end)) / (ablated - clean) for end in penalty
-        )
+
+        def share_at(penalty: Tensor) -> Tensor:
+            """Return (a - s) / (a - c) for a penalty s - c."""
+            return (ablated - (clean + penalty)) / (ablated - clean)
+
         # The recovered share falls as the penalty rises, so the ends change places.
-        recovered = Estimate(value, low=of_highest_penalty, high=of_lowest_penalty)
+        recovered = Estimate(
+            share_at(penalty.value), low=share_at(penalty.high), high=share_at(penalty.low)
+        )
     return {
         "clean_loss": float(clean),
         "ablated_loss": float(ablated),

@@ -239,8 +239,9 @@ class SAETraining(SteppedModule):
     def evaluate(self, evaluation: int) -> None:
         """Evaluate the autoencoders with the mean weights, and store how well they reconstruct.
 
-        The squared errors by document, the mean number of active latents and the share of dead
-        ones go to `errors`, `active` and `dead`. They are computed in full precision.
+        The mean weights are a running mean over the steps so far, `averages`. The squared errors
+        by document, the mean number of active latents and the share of dead ones go to `errors`,
+        `active` and `dead`. They are computed in full precision.
 
         Args:
             evaluation: The index of the evaluation during training, on the first axis of these
@@ -250,6 +251,8 @@ class SAETraining(SteppedModule):
         on_device = SiteStates(site.states.to(self.device), site.documents)
         n_documents = self.errors.shape[-1]
         with torch.autocast(self.device.type, enabled=False):
+            # The autoencoders of one learning rate are a stack, one module for all of them;
+            # `indices` are their places among all autoencoders.
             for average, indices in zip(self.averages, self.fits_of_stack, strict=True):
                 stack = cast(SparseAutoencoder, average)
                 reconstruction = reconstruction_by_document(stack, on_device, n_documents)
@@ -276,7 +279,10 @@ class SAETraining(SteppedModule):
         return trained
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return Adam with one parameter group, of constant learning rate, for each stack."""
+        """Return Adam with a parameter group of constant learning rate for each stack.
+
+        A stack has the autoencoders of one learning rate, `config.lr` times the stack's factor.
+        """
         groups = []
         for stack, factor in zip(self.stacks, self.factors, strict=True):
             groups.append({"params": list(stack.parameters()), "lr": factor * self.config.lr})

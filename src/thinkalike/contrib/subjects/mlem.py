@@ -81,15 +81,18 @@ def group_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the group's profile and scores: means over subjects, with random-effects intervals.
 
-    The score of a layer is Spearman's ρ of predicted and measured distances of held-out stimuli.
-    The columns `lower` and `upper` have the ends of its noise ceiling, as means over subjects and
-    folds: how well the best possible model would do on the same stimuli.
+    Subjects are recorded participants, whose recordings have layers as the states of a model do. A
+    profile is the importance of each feature of the stimuli for the distances of their states. The
+    score of a layer is Spearman's ρ, over held-out stimuli, of the measured distances and those
+    that features predict. The columns `lower` and `upper` have the ends of its noise ceiling, as
+    means over subjects and folds: how well the best possible model would do on the same stimuli.
 
     Args:
         config: The configuration of the job.
         stimuli: What subjects and models saw.
         subjects: The recorded states of each subject.
-        profiles: The importance of each feature in each layer of each subject and model.
+        profiles: The importance of each feature in each layer of each subject and model. Rows of
+            models are left out here, also of `scores`.
         scores: The score of each layer of each subject and model.
 
     Returns:
@@ -117,8 +120,10 @@ def _mean_ceilings_of_layers(
 ) -> pd.DataFrame:
     """Return the noise ceiling of each recorded layer, as a mean over subjects and folds.
 
-    The ends of the ceiling are the columns `lower` and `upper`. The ceiling of a fold is that of
-    the distances between the stimuli that the fold holds out.
+    Subjects are recorded participants. The ceiling says how well the best possible model would
+    predict the distances between the states of stimuli, as subjects differ. Its ends are the
+    columns `lower` and `upper`. The ceiling of a fold is that of the distances between the stimuli
+    that the fold holds out.
 
     Args:
         config: The configuration of the job, which says how stimuli are divided into folds.
@@ -132,7 +137,8 @@ def _mean_ceilings_of_layers(
     distances_of_subjects = [layer_distances(subject, measure) for subject in subjects]
     held_out = _held_out_stimuli(config, stimuli)
     rows = []
-    for distances_of_layer in zip(*distances_of_subjects, strict=True):  # of all subjects
+    # The distances of all subjects in one layer, layer by layer.
+    for distances_of_layer in zip(*distances_of_subjects, strict=True):
         lower_of_folds = []
         upper_of_folds = []
         for indices in held_out:
@@ -180,7 +186,8 @@ def _held_out_stimuli(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tenso
     """Return the indices of the stimuli that each fold holds out.
 
     With the setting `measure.missing=drop`, stimuli with a missing feature are left out. In the
-    recipe "paper", folds are of pairs and not of stimuli, so there is one set of all stimuli.
+    recipe "paper", folds are of pairs of stimuli, which hold out no stimulus from all pairs, so
+    one set of all stimuli is returned.
     """
     measure = config.measure_as(MLEMConfig)
     is_used = torch.ones(len(stimuli), dtype=torch.bool)
@@ -194,4 +201,5 @@ def _held_out_stimuli(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tenso
     if measure.together == "sentence":  # the words of a sentence are in one fold
         sentences = stimuli.groups[used_indices]
     fold_of_stimulus = stimulus_folds(len(used_indices), measure.folds, config.seed, sentences)
+    # A split has the stimuli to fit on and those to test on.
     return [used_indices[test] for _, test in splits(fold_of_stimulus)]

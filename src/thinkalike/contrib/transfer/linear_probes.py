@@ -152,9 +152,10 @@ class CrossFitted:
     def is_right(
         self, states: Float[Tensor, "n d"], labels: Int[Tensor, " n"]
     ) -> Bool[Tensor, " n"]:
-        """Return whether the answer for each stimulus is its label.
+        """Return, for each stimulus, whether a probe that was not fitted on it gives its label.
 
-        The answer is that of the probe that was fitted on all folds but that of the stimulus.
+        There is a probe for each fold of the stimuli. It was fitted on all other folds, and
+        answers for the stimuli of its own.
         """
         is_right = torch.zeros(len(labels), dtype=torch.bool)
         for fold, probe in enumerate(self.probes):

@@ -154,6 +154,7 @@ class CarriedProbes(
         """
         stimuli = read_stimuli(config.stimuli)
         for model in (config.model, config.target):
+            # A site is a hook point in a block; the attention heads of a site are read apart.
             has_several_sites = not isinstance(model.site, str) or model.head == "all"
             if has_several_sites or model.site in SITES_OUTSIDE_BLOCKS:
                 raise ConfigError(

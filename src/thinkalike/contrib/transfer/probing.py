@@ -123,28 +123,30 @@ class Probing:
         return Probed(accuracies, converged)
 
     def _accuracies_in_untrained_target(
-        self, task: Task, pair: LayerPair, of_source: CrossFitted
+        self, task: Task, pair: LayerPair, source_probes: CrossFitted
     ) -> Probed:
         """Return the accuracies of probes that read states of the target before its training.
 
         The probes are fitted on these states, or fitted on the source and applied through a map
-        from the untrained target to the source.
+        from the untrained target to the source. They are a control: what they can read out is not
+        due to training.
 
         Args:
             task: The feature that is probed, the stimuli, and their folds.
             pair: The layers of the source and of the target.
-            of_source: The probes that were fitted on the source.
+            source_probes: The probes that were fitted on the source, one for each fold.
         """
         _, target_layer = pair
         states = self.untrained[target_layer][task.rows].double()
-        of_untrained = self._probes_fitted_on("untrained", target_layer, states, task)
+        untrained_probes = self._probes_fitted_on("untrained", target_layer, states, task)
         # ψ maps states of the untrained target to the source.
-        of_source_mapped = of_source.through(self.maps_to_untrained[pair].psi)
+        mapped_source_probes = source_probes.through(self.maps_to_untrained[pair].psi)
         is_right = {
-            UNTRAINED: of_untrained.is_right(states, task.labels),
-            UNTRAINED_CARRIED: of_source_mapped.is_right(states, task.labels),
+            UNTRAINED: untrained_probes.is_right(states, task.labels),
+            UNTRAINED_CARRIED: mapped_source_probes.is_right(states, task.labels),
         }
-        return Probed(_accuracies(task, is_right, task.labels), of_untrained.converged)
+        # The caller knows whether the fits of the source's probes converged.
+        return Probed(_accuracies(task, is_right, task.labels), untrained_probes.converged)
 
     def _accuracy_with_shuffled_labels(
         self, task: Task, states: Float[Tensor, "n d"], alphas: Sequence[float]
@@ -223,9 +225,9 @@ class Probing:
     ) -> Float[Tensor, " n"]:
         """Return, for each stimulus, the share of random maps through which the answer is right.
 
-        This is a control for probes of the source that read the target's states through the map ψ
-        from target to source. Each of `measure.draws` random maps has the singular values of ψ,
-        but random directions.
+        This is a control for probes of the source that read the target's states through the fitted
+        map ψ from target to source: how often they are right without a fit. Each of
+        `measure.draws` random maps has the singular values of ψ, but random directions.
 
         Args:
             probes: The probes of the source.

@@ -284,7 +284,8 @@ def _table_of_effects(title: str, table: pd.DataFrame, value_column: str) -> Tab
     """Return the table for the screen: a row for each layer pair, position and strength.
 
     It has at most `ROWS_SHOWN` rows, evenly spaced. There is a column for each kind of steering
-    vector (condition), such as "carried": computed in the source, and mapped to the target.
+    vector (condition), such as "carried" (computed in the source, and mapped to the target), and
+    one for the cosine of the carried vector with the native one (computed in the target).
 
     Args:
         title: The title above the table.
@@ -297,12 +298,13 @@ def _table_of_effects(title: str, table: pd.DataFrame, value_column: str) -> Tab
     for label, condition in CONDITIONS_SHOWN.items():
         rows_of_condition[label] = table[table["condition"] == condition]
     # The rows of all conditions have the same layers, positions and strengths in the same order.
+    # `few` returns the indices of at most `ROWS_SHOWN` of them.
     shown_indices = few(len(rows_of_condition["carried"]), ROWS_SHOWN)
     carried = rows_of_condition["carried"].iloc[shown_indices]
     layers = []
     for source, target in zip(carried["source_layer"], carried["target_layer"], strict=True):
         layers.append(f"{source}→{target}")
-    # A vector is added at the last token of a word, or at this and all later tokens.
+    # A vector is added at the last token of a word ("word"), or at this and all later tokens.
     positions = []
     for position in carried["position"]:
         positions.append("word" if position == "word" else "later, too")
