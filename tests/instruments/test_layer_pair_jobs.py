@@ -1,5 +1,6 @@
 """Measures of all layer pairs as jobs: the numbers of the models' states, their options, nulls, states and warnings."""
 
+import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import thinkalike
 import tiny
 from conftest import ROOT, composed, kill_and_resume, with_slow
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs import screen
-from thinkalike.instruments.layer_pairs.equal_depth import rows_between_models
+from thinkalike.instruments.layer_pairs.equal_depth import rows_at_equal_depth, rows_between_models
 from thinkalike.job.lookup import instrument_of
 from thinkalike.measures import (
     CKA,
@@ -358,3 +360,20 @@ def test_a_label_has_the_hook_point_of_both_models(sites, label, monkeypatch):
     for name, value in {"config": config, "tables": {}, "details": pd.DataFrame()}.items():
         monkeypatch.setattr(Result, name, value)
     assert instrument_of(composed("measure=cka", entry="analyze")).label(Result(Path("made"))) == label
+
+
+def test_depth_is_within_the_model_where_a_table_has_some_of_its_layers():
+    rows = []
+    for source_layer, target_layer in itertools.product([7, 14, 22], range(18)):
+        rows.append(("states", "b", source_layer, target_layer, 0.5))
+    table = pd.DataFrame(rows, columns=["source", "target", "source_layer", "target_layer", "value"])
+    compared = rows_at_equal_depth(table, {"states": 30, "b": 18})
+    assert compared["target_layer"].tolist() == [4, 8, 13]
+    explicit = compared.assign(target_layer=[3, 9, 17])
+    assert rows_at_equal_depth(explicit, {"states": 30, "b": 18})["target_layer"].tolist() == [3, 9, 17]
+
+
+def test_a_folder_of_a_few_layers_is_compared_at_the_depths_of_its_model(tmp_path):
+    thinkalike.write_states("neox-6l-mini", tmp_path / "states", texts="pydoc", layers=[1, 2], words=600)
+    result = thinkalike.compare(tmp_path / "states", "neox-4l-mini", batches=1, tokens_per_batch=200)
+    assert "layer 2 of states and layer 3 of neox-4l-mini" not in " ".join(str(result).split())

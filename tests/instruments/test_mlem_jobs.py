@@ -485,6 +485,16 @@ def test_what_is_beyond_chance_is_said_where_a_null_was_asked_for():
         assert says in " ".join(str(result).split())
 
 
+def test_the_feature_of_the_condition_is_not_said_to_matter_or_not():
+    states, table = random_stimuli(1, 20)
+    result = thinkalike.mlem(
+        states, stimuli=table, references=0, alphas=[1.0], null=2, permutations=1, conditional_on="G"
+    )
+    said = " ".join(str(result).split())
+    assert "F in 1" in said or "No feature matters beyond chance" in said
+    assert "G in" not in said
+
+
 def test_what_was_not_tested_against_chance_is_said_as_that():
     """Of fewer than 8 sentences there is no p, and so no lowest one."""
     states, table = random_stimuli(1, 20)

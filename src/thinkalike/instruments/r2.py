@@ -19,7 +19,7 @@ from torch import Tensor
 from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.instruments.layer_pairs.components import components_of
-from thinkalike.instruments.layer_pairs.equal_depth import at_equal_depth
+from thinkalike.instruments.layer_pairs.equal_depth import at_equal_depth, layer_counts_of
 from thinkalike.instruments.layer_pairs.forecast import (
     compared_layers_by_shape,
     setting_of_fewer_layers,
@@ -225,7 +225,8 @@ class LayerR2(
         """
         super().show(result)
         if "r2_forward" in result.details:
-            for sentence in sentences_of_directions(at_equal_depth(result.details)):
+            compared = at_equal_depth(result.details, layer_counts_of(result))
+            for sentence in sentences_of_directions(compared):
                 show_text(sentence)
             show_note(MEANING_OF_RESIDUAL_R2)
 

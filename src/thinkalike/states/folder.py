@@ -340,6 +340,7 @@ class StateFolder:
             "revision": self.revision,
             "states": self.fingerprint(),
             "tokenizer": self.ids_fingerprint,
+            "layers": str(self.n_layers),
             "dtype": self.index.dtype,
             "device": str(self.device),
         }

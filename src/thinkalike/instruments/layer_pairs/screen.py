@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pandas as pd
@@ -11,6 +12,7 @@ import pandas as pd
 from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.layer_pairs.equal_depth import (
     LayerName,
+    layer_counts_of,
     rows_at_equal_depth,
     rows_between_models,
 )
@@ -92,6 +94,7 @@ def answer(
     is_distance: bool,
     uncomputed: Sequence[str] = (),
     why_no_p: str = "",
+    layer_counts: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
     """Return in a sentence at which layers models are most similar, and at which least.
 
@@ -106,11 +109,12 @@ def answer(
         uncomputed: What the models were not compared with, such as "by chance", of what they
             could have been.
         why_no_p: Why a null has no p-values, such as "a batch has fewer than 8 documents".
+        layer_counts: By name, how many layers a model has.
 
     Returns:
         The sentence; "" for a single layer that is compared with itself.
     """
-    compared = rows_at_equal_depth(rows_of_both)
+    compared = rows_at_equal_depth(rows_of_both, layer_counts)
     if compared.empty:
         return ""
     most = row_of_most_similar(compared, is_distance)
@@ -287,7 +291,7 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
         rows_of_both["source_layer"] == rows_of_both["target_layer"]
     )
     # For a model and itself, these are the pairs of consecutive layers.
-    compared = rows_at_equal_depth(rows_of_both)
+    compared = rows_at_equal_depth(rows_of_both, layer_counts_of(result))
     if compared.empty:
         return []
 
@@ -361,7 +365,9 @@ def show_layer_pairs(
         meaning: What a value of the measure is, in a sentence; "": nothing is said.
     """
     rows_of_both = rows_between_models(result.details)
-    sentence = answer(label, rows_of_both, is_distance, uncomputed, _why_no_p(result))
+    sentence = answer(
+        label, rows_of_both, is_distance, uncomputed, _why_no_p(result), layer_counts_of(result)
+    )
     has_control = "equivalent_bits" in result.tables
     if sentence and has_control:
         show_text(
@@ -392,7 +398,7 @@ def show_layer_pairs(
 
     if meaning:
         show_note(meaning)
-    compared = rows_at_equal_depth(rows_of_both)
+    compared = rows_at_equal_depth(rows_of_both, layer_counts_of(result))
     if len(compared) > 1 and not is_itself:
         show_text(_sentence_of_fall(label, compared, is_distance))
     _show_groups_and_null(label, result)

@@ -237,6 +237,9 @@ class FeatureProfiles(
         """Print what the features explain in each model, and what the numbers mean."""
         stimuli = result.provenance["stimuli"]
         profiles, scores = self.profiles_and_scores_to_show(result)
+        # Stimuli that are compared do not differ in the feature that they are conditional on.
+        condition = result.config["measure"].get("conditional_on")
+        profiles = profiles[profiles["feature"] != condition]
         show_scores(profiles, scores)
         untested = untested_in_words(result.details, profiles)
         if untested:
