@@ -33,6 +33,7 @@ from thinkalike.instruments.layer_pairs.by_measure import (
 )
 from thinkalike.measures.contract import AnyMeasure, LayerMeasure, ModelPairs, Pair
 from thinkalike.plugins import MeasurePlugin, name_in_memory
+from thinkalike.store import Result
 from thinkalike.store.record import LARGEST_NUMBER
 
 VERSION = 12
@@ -351,6 +352,10 @@ class StatesByUser(StatesByMeasure):
     def settings(self) -> type[MeasureConfig]:
         """The schema of the plugin's settings."""
         return self._settings
+
+    def meaning(self, result: Result) -> str:
+        """Return no sentence: what a value of a user's measure is, only the user knows."""
+        return ""
 
     def layer_measure(self, settings: LayerMeasureConfig) -> AnyMeasure:
         """Return the user's measure with the values of its settings.
