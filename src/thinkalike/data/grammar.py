@@ -184,7 +184,12 @@ def phrases_with_noun(words: Lexicon, first: Slot, number: str) -> list[Phrase]:
 
 
 def phrases_without_pronoun(words: Lexicon) -> list[Phrase]:
-    """Return all noun phrases without a pronoun, such as "Mary", "the woman" and "no men"."""
+    """Return the forms of all noun phrases without a pronoun, with the words that fill them.
+
+    A `Phrase` is a list of slots, one for each position, and each slot is a list of the words that
+    can stand there. One phrase of two slots thus gives "the woman", "no man" and many others. The
+    first phrase has a single slot, that of all names, such as "Mary".
+    """
     names = []
     for gender in ("female", "male"):
         names += [noun(name, gender) for name in words[f"{gender} names"]]

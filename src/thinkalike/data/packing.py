@@ -417,14 +417,19 @@ def _without_near_duplicates(
 ) -> RowPacker:
     """Return a packer of the evaluation text without documents that nearly repeat a fitting one.
 
-    Only fitting documents that were read so far are compared. `report` itself is returned unless
-    `split.evaluation_is_provisional`: otherwise the split has left out such documents, or they may
-    stay.
+    Each document is for evaluation (the report) or for fitting, that is, to train maps on. The
+    evaluation documents are provisional if the source can be read only once, as a data set of the
+    hub: a fitting document that one of them nearly repeats may come later, so that repeats are
+    removed here, at the end. Only fitting documents that were read so far are compared.
+
+    If they are not provisional (`split.evaluation_is_provisional` is False), `report` itself is
+    returned: the split has already left out such documents, or the job need not leave them out.
 
     Args:
         report: The packer of the evaluation text.
         split: The documents; its `counts` get the number of those that are left out.
-        provisional: The tokens of all evaluation documents that were read so far.
+        provisional: The tokens of all evaluation documents that were read so far. It may have
+            more of them than fit into `report`, so that others can take the place of repeats.
     """
     if not split.evaluation_is_provisional:
         return report

@@ -298,7 +298,11 @@ class AlignedRows:
         )
 
     def paired_rows(self, reader: PairedReader, streams: TokenStreams) -> PairedRows:
-        """Return the rows with the token ids of both models, and the bytes of each document."""
+        """Return the rows with the token ids of both models, and the bytes of each document.
+
+        The source's `positions` tell, for each token of a target's row, at which column of the
+        source's row the state is that the token is compared with.
+        """
         source_tokens, source_documents, source_bytes = self._source_rows(reader, streams)
 
         # The packed rows hold indices into the stream of all target tokens, or NO_TEXT for BOS.
@@ -307,11 +311,14 @@ class AlignedRows:
         is_text = stream_indices != NO_TEXT
         # Without BOS every token is text, so that the 0 is not used.
         bos = 0 if reader.bos is None else reader.bos
+        # NO_TEXT is -1, which as an index reads the last token of the stream. `np.where` replaces
+        # that token by BOS, and its bytes by 0.
         target_tokens = np.where(is_text, streams.target_ids[stream_indices], bos)
         target_bytes = np.where(is_text, streams.target_bytes[stream_indices], 0)
 
-        # The rows number their documents anew. A stretch (the tokens of one document in one row)
-        # tells which document of the streams has which number.
+        # The streams have all documents that were read, and the rows have only some of them, which
+        # they number from 0. A stretch (the tokens of one document in one row) knows the number of
+        # its document in the rows, and by its first token also the number in the streams.
         document_count = int(documents.max()) + 1
         document_hashes = np.zeros(document_count, np.int64)
         indices_in_streams = streams.document_of(self.stretches.target_first)

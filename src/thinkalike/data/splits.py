@@ -107,13 +107,15 @@ class DocumentSplit:
         """Yield each document and whether it is for evaluation.
 
         Empty documents and copies are left out and counted. For an evaluation document that nearly
-        repeats a fitting document, there are three cases:
+        repeats a fitting document, there are three cases. Two flags, of which at most one is True,
+        tell them apart.
 
-        - The job fits nothing and the text is not a built-in one, or it fits on the evaluation
-          documents themselves (`same_split`): it is yielded like any other.
-        - The source is a data set of the hub, which is read only once: it is yielded, and
-          `repeats_of_fitting_documents` marks it afterwards.
-        - Any other source is read beforehand to find such documents: it is left out and counted.
+        - Neither is True: the document is yielded like any other. The job fits nothing and the
+          text is not a built-in one, or it fits on the evaluation documents (`same_split`).
+        - `evaluation_is_provisional`: the source is a data set of the hub, which can be read only
+          once. The document is yielded, and `repeats_of_fitting_documents` marks it afterwards.
+        - `_finds_repeats_first`: any other source is read once beforehand to find such documents.
+          The document is left out and counted.
         """
         fingerprints_of_repeats: set[str] = set()
         if self._finds_repeats_first:

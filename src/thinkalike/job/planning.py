@@ -79,9 +79,13 @@ class PlannedJob:
 
     @cached_property
     def models(self) -> Mapping[str, ModelConfig]:
-        """The configurations of the models that run, by "model" and "target" or by other names.
+        """The configurations of the models that run, by their roles in the job.
 
-        For the checkpoints of a training run, the hub is asked which ones there are.
+        Most jobs have the roles "model" (the source) and "target". A job of another kind names
+        its own, such as one role for each model that it compares.
+
+        A job may compare the checkpoints that were saved in the course of a model's training. The
+        first use then asks the Hugging Face Hub which checkpoints there are; the answer is kept.
         """
         return self.instrument.models_of(self.config_as_read)
 

@@ -500,7 +500,10 @@ class LayerMeasure(FastPaths[Prepared], ABC):
 
     @takes_arrays
     def of(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
-        """Return the value of two layers of the same n = m rows.
+        """Return the value of this measure, such as CKA, for two layers.
+
+        Row i of both layers is the state for the same token or stimulus, so that they need equally
+        many rows (n = m). The widths d and e may differ.
 
         Raises:
             ValueError: The layers have different or too few rows, or the measure refuses one.

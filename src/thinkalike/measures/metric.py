@@ -45,12 +45,16 @@ class CKAResult(LayerPairEstimate):
         """Store the CKA of the layer pairs with its intervals, and what only CKA has.
 
         Args:
-            leverages: The largest share of each layer's variance that a single row decides: those
-                of the l source layers, then of the m target layers, (l + m,).
+            leverages: For each layer, the share of its variance that is due to the row farthest
+                from the mean, the largest share in any batch. The l source layers come first, then
+                the m target layers, (l + m,). A share near 1 means that one row decides the CKA.
             hsics: The HSICs of each batch, of every two of the l + m layers, (b, l + m, l + m).
-            without: The CKA without each part of the documents, the replicates of the jackknife.
+            without: The CKA computed again without each of p parts of the documents in turn,
+                (p, l, m). The jackknife computes the intervals from these values.
             aggregate: How batches are combined: "ratio_of_means" or "mean_of_ratios".
-            is_unbiased: Whether the bias of rows of one document is subtracted.
+            is_unbiased: Whether a bias is subtracted that arises because rows of one document
+                depend on each other. It can be told from `without` only if the estimator of CKA
+                has no further bias, that is, if it is right on average for independent rows.
             estimate_arguments: The CKA with its intervals, the number of batches, and what else
                 every measure of layer pairs has.
         """

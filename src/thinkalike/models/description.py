@@ -418,21 +418,25 @@ class Description:
         """Return, as text, code of the user in libraries which the described objects use.
 
         Such code belongs to no installed package; for example, the user has replaced a method of
-        a library's class. The libraries are those that compute in a forward pass, the Python
-        modules that define the classes described so far, and the modules that these import.
+        a library's class. Three sets of Python modules are searched, all of installed packages:
+
+        - the libraries that compute in a forward pass, such as torch and transformers,
+        - the modules that define the classes described so far, and the base classes of these,
+        - the modules that those modules hold under a name, as after `import torch.nn as nn`.
 
         A function under a name that the library's code never uses is left out, since it replaces
         nothing. For example, `torch.compile` leaves compiled functions under new names in a
         library.
 
         Returns:
-            The text of the code by (module or class of a library, name in it).
+            The text of the code by its trait: (module or class of a library, name in it).
         """
+        # `added_to_libraries` searches the libraries of a forward pass without being told.
         libraries = set()
         for described_class in self.classes:
             libraries |= {owner.__module__ for owner in described_class.__mro__}
         libraries = set(filter(is_installed, libraries))
-        libraries |= _libraries_read(libraries)
+        libraries |= _libraries_read(libraries)  # the modules that they hold under a name
         patches: dict[Trait, str] = {}
         for (owner, name), entry in added_to_libraries(libraries).items():
             texts = []

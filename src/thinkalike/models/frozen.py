@@ -392,14 +392,19 @@ class FrozenModel:
         The output is logits (b, t, v), or (b, v) for a classifier, or states (b, t, d) for a model
         without a head.
 
+        This is right only if the stream after the last block determines the output. That is
+        checked on a few random tokens when any model is loaded. A model may run code of its user
+        outside of the blocks, such as a hook or an overridden `forward`, which acts on certain
+        tokens only. So for such a model it is checked again while real text runs through it: the
+        output of the whole model is compared with what its head makes of its last states.
+
         Raises:
-            ModelError: A check on an earlier text found that code of the user outside of the
-                blocks changes the output, so that the stream after the last block does not
-                determine it.
+            ModelError: The check on a text that was read before found different outputs.
         """
         if self.output_error is not None:
             raise self.output_error
-        # All blocks are skipped, and the module's own code after them runs.
+        # All blocks are skipped. What the model computes after them runs, such as its last norm
+        # and its unembedding.
         return self._continued(residual, self.n_layers, mask)
 
     def prove_again(self) -> None:

@@ -143,13 +143,15 @@ class Passes:
     def seconds(self) -> float:
         """How long all passes take on this machine, forecast from a timing of the model's blocks.
 
-        If passes make logits, the time of comparing these is added: with a vocabulary of 262,144
-        tokens it takes as long as the matrix products.
+        If passes make logits, the time of comparing these with other logits is added. It is not
+        part of the floating-point operations: with a vocabulary of 262,144 tokens it takes as long
+        as the matrix products.
         """
         if not self.flops:
             return 0.0
         seconds = self.flops * seconds_per_operation(self.model, self.row_length)
         if self.with_logits:
+            # The model reads its tokens `times` times. `seconds_of_output` is for one token.
             seconds += self.times * self.tokens * seconds_of_output(self.model.vocabulary)
         return seconds
 

@@ -93,7 +93,10 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
 def _jobs_of_model_pairs(config: AnalyzeConfig) -> list[AnalyzeConfig]:
     """Return a job for each pair of models of an atlas, with CKA as its measure.
 
-    The pairs are the same for all measures of the atlas, so any measure of two models will do.
+    An atlas applies several measures to every pair of some models. Only the pairs of these jobs
+    are of interest, and they do not depend on the measure. A job must have one, though, and the
+    atlas itself is no measure of two models. So CKA stands for any of them, and the caller
+    replaces it by each measure of the atlas in turn.
     """
     cka = measure_schema("cka")()
     jobs = []

@@ -177,7 +177,9 @@ class Evidence:
         target_layer = self.materials.layer
         layer_pair = (source_layer, target_layer)
         moments = HalvedMoments([layer_pair], both=False)  # not of the map back
-        # With one document, the halves for cross-validation are the first and second half of rows.
+        # Cross-validation fits on one half of the rows and tests on the other. All rows are given
+        # to `halves_of` as if they came from one document. It then takes the first and the second
+        # half of the rows, in order, and does not draw halves at random.
         one_document = torch.zeros(n_fitted, dtype=torch.long)
         moments.update(
             {source_layer: source[is_fitted]},

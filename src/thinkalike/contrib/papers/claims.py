@@ -109,14 +109,17 @@ def judged_claim(
 ) -> Claim:
     """Judge the claim that every number of some estimates lies within its bound.
 
-    The interval of each number decides: see `Bound.verdict`. Without any number the claim is
-    untestable.
+    The interval of each number decides. A number satisfies its bound if its whole interval does,
+    and fails it if no point of the interval satisfies it; otherwise it is undecided. The claim
+    holds if all numbers satisfy their bounds, and fails if one of them fails. Without any number
+    it is untestable.
 
     Args:
         claim: The claim in words.
         bounds_and_estimates: Pairs of a bound and an estimate. An estimate may have several
-            numbers, each with an interval; the caller makes the intervals wide enough to hold all
-            together.
+            numbers, each with an interval. The intervals should be simultaneous: all of them
+            contain their true values at once, with a probability such as 95 %. The caller makes
+            them wide enough for this (see `bonferroni_level`), as nothing is corrected here.
         finding: What was found, in words.
         units: What was sampled for the intervals, in words, such as "5 seeds".
     """

@@ -81,13 +81,18 @@ class Profiles:
 
     @property
     def reference_note(self) -> str:
-        """The mean over layers of (score / split-half reference), in words.
+        """A note on how near the model's scores are to the best possible ones, in brackets.
 
-        The score of a layer is Spearman's ρ of predicted and measured distances. The reference of
-        a layer is how well mean distances in one half of the sentences agree with those in the
-        other half. The number is the mean of the layers' shares, and not the share of the mean
-        score. Layers whose reference is not above 0 have no share and are left out. The text is
-        empty if no layer has a share, or if references were not computed.
+        It is such as " (87% of its split-half reference)", and stands behind the mean score.
+
+        The score of a layer is Spearman's ρ of the distances between sentences that features
+        predict and those that were measured. No prediction can agree better with measured
+        distances than these agree with each other. So the reference of a layer is how well mean
+        distances in one half of the sentences agree with those in the other half.
+
+        The share of a layer is its score divided by its reference, and the note has the mean of
+        the shares. Layers whose reference is not above 0 have no share and are left out. The text
+        is empty if no layer has a share, or if references were not computed.
         """
         scores = self.result.tables["scores"]
         share_by_layer = scores.get("share_of_reference", pd.Series(dtype=float))

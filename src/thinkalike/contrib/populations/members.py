@@ -232,8 +232,8 @@ def _best_and_worst(config: PopulationJob) -> list[Member]:
 def _finetuned(config: PopulationJob, start: Sequence[str], arguments: Sequence[str]) -> Result:
     """Fine-tune a model on pairs of sentences (task=nli), or return the stored result.
 
-    The pairs are those of the population's job, except for settings of pairs that `arguments`
-    changes.
+    The pairs of sentences are those of the population's job: its settings replace the defaults of
+    task=nli. Settings of pairs in `arguments` replace both.
 
     Args:
         config: The job of the population.
@@ -248,7 +248,8 @@ def _finetuned(config: PopulationJob, start: Sequence[str], arguments: Sequence[
     job = compose_inner_job("train", overrides)
     assert isinstance(job, NLIJob)
 
-    # The composed job has default settings of pairs, except for those that `arguments` change.
+    # The composed job has default settings of pairs, except for those that `arguments` change. So
+    # the latter are read from it, and all other settings of pairs from the population's job.
     changed_pair_settings = {}
     for argument in arguments:
         if argument.startswith(PAIRS_PREFIX):

@@ -381,8 +381,11 @@ def _mean_scalars(table: pd.DataFrame) -> dict[str, float]:
 
     Native probes were fitted on the target. Carried probes were fitted on the source, and read the
     target through a map. "share_above_chance" is their accuracy above chance divided by that of
-    native probes. Only rows of the first split count; a split is what is held out together,
-    sentences or words.
+    native probes.
+
+    The column "split" tells how stimuli were divided into those to fit on and those to test on:
+    so that no tested sentence, or so that no tested word, was fitted on. The table may have rows
+    of both ways. They are not averaged together; only rows of the first way in the table count.
     """
     of_split = table[table["split"] == table["split"].iloc[0]]
     native = of_split[of_split["condition"] == NATIVE]

@@ -315,6 +315,9 @@ def _other_model(name: str) -> ModelConfig:
     try:
         return model_named(name, {})  # with no further settings
     except ConfigError as error:
+        # The message names the setting "model=", as in 'model="NAME" is not known', but the user
+        # has set `measure.other`. With an empty text for the value (`like=""`), `named_setting`
+        # returns the name of this setting and "=", which here replaces "model=".
         argument = named_setting("measure.other", like="")
         raise ConfigError(str(error).replace("model=", argument, 1)) from None
 

@@ -69,8 +69,8 @@ def _rows_with_inserted_tokens(
 ) -> tuple[Int[Tensor, "rows t"], Bool[Tensor, "rows t"]]:
     """Return the first rows with every `GAP`th token replaced, and a mask of the replaced tokens.
 
-    There are as many rows as it takes to replace about `POSITIONS` tokens, and at least
-    `FEWEST_ROWS`.
+    "Inserted" tokens are put in place of others, so that rows keep their length. There are as many
+    rows as it takes to replace about `POSITIONS` tokens, and at least `FEWEST_ROWS`.
 
     Args:
         rows: The text.

@@ -101,8 +101,14 @@ def weights_in_words(table: pd.DataFrame) -> str:
 def _operation_in_words(tensor: EditedTensor) -> str:
     """Return in brackets how a tensor was changed, such as "(head 3 rounded to 4 bits)".
 
-    The rows, heads or other units that changed come first, if not all of the tensor changed. An
-    operation without a phrase of its own is called by its name.
+    The rows, heads or other units that changed (`places`) come first, if not all of the tensor
+    changed. An operation without a phrase of its own is called by its name.
+
+    A tensor that was all zero in the base has no weights that an edit could be relative to:
+
+    - If no simple edit explains the change, but it is in certain places: "no longer zero".
+    - If no simple edit explains the change, which is everywhere: "all zero in the base".
+    - Otherwise the operation is named, followed by "from zeros in the base".
     """
     amount = tensor.amount  # its meaning depends on the operation: bits, a rank, a factor
     phrase_by_operation = {

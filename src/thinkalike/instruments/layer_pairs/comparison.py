@@ -200,15 +200,22 @@ class LayerPairComparison:
     def keep(self, pools: int) -> None:
         """Save the state of the metrics, so that a later run can resume from it.
 
+        There are two metrics. `metric` leaves out massive tokens, those with very long states.
+        `with_massive` has the same batches with these tokens.
+
         All processes must call this, since their states are joined; the first process saves them.
         Nothing is saved after a batch that could not be compared, or if an earlier run has saved
         as many pools.
 
         Args:
-            pools: How many pools (batches over which the models run at once) the metrics hold.
+            pools: How many pools the metrics hold. A pool is a number of batches for which the
+                models run at once.
         """
         metrics = {"metric": self.metric, "with_massive": self.with_massive}
-        # Within `sync_context`, the state of a metric is joined over all processes.
+        # Within `sync_context`, the state of a metric is joined over all processes, and afterwards
+        # each process has its own state again. `dist_sync_fn` is the metric's own function that
+        # gathers the states. It must be given here: by default, `sync_context` takes one of
+        # torchmetrics, which requires that all states have the same number of axes.
         with contextlib.ExitStack() as joined_states:
             for metric in metrics.values():
                 joined_states.enter_context(metric.sync_context(dist_sync_fn=metric.dist_sync_fn))

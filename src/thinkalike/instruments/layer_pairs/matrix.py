@@ -164,8 +164,11 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the value of the least similar layers and a mean over layers as headlines.
 
-        If a single layer is compared with itself, return the first headline number of the result.
+        If a single layer is compared with itself, there are no two layers that could be least
+        similar, and no mean over different layers. The first scalar of the result is then the only
+        headline, as for any instrument by default.
         """
+        # `screen` is the module that shows layer pairs to a reader.
         headlines = screen.headlines_of(self.kind, result, self.is_distance)
         return headlines or super().headlines(result)
 

@@ -251,16 +251,19 @@ def _matrices(
 
 
 def _measure(value: object, kind: str, *arguments: object) -> AnyMeasure:
-    """Return the measure that a user's measure gave to compare rows within groups only.
+    """Return what the method `within` of a user's measure returned, if it is a measure.
+
+    `within` is called with a group for each row. It returns another measure, which compares rows
+    only with rows of the same group. It is returned as a copy whose errors name it, too.
 
     Args:
-        value: What the user's measure gave.
-        kind: What errors call the measure.
-        arguments: What it was called with. It is not needed, but all functions of `READ_RESULT`
-            are called with it.
+        value: What `within` returned.
+        kind: What errors call the user's measure.
+        arguments: What `within` was called with. They are not used. `READ_RESULT` has a function
+            like this one for each method of a measure, and all are called with the arguments.
 
     Raises:
-        PluginError: It is no measure.
+        PluginError: The value is not a measure.
     """
     if not isinstance(value, LayerMeasure):
         raise PluginError(f"measure {kind} must give a measure of layers within groups of rows")

@@ -397,11 +397,17 @@ def _columns_of_test(
 def table_of_origins(comparison: Comparison) -> pd.DataFrame:
     """Return the table of the target's blocks, with the block of the source each comes from.
 
-    The block of the source is that with the smallest p-value. If its p-value is not below `ALPHA`
-    after correction, the target's block has no origin: `source_layer` is NaN and `source_module`
-    is "". `similar_units` is then the largest share of similar units in any block of the source,
-    and is NaN for blocks with an origin. A block with several groups of units, such as experts,
-    has a row for each group.
+    Units are the hidden units of a block. The p-value is that of a test whether units of both
+    blocks that match by their weights are at the same position in both (or in the same order, if
+    the blocks have different numbers of units). The block of the source is that with the smallest
+    p-value. If its p-value is not below `ALPHA` after correction, the
+    target's block has no origin: `source_layer` is NaN and `source_module` is "".
+
+    Such a block may still be a copy with reordered units. So `similar_units` is then the largest
+    share of units, in any block of the source, that match at any position. It is NaN if no share
+    was counted, as for blocks with an origin, which do not need it, or with too few units.
+
+    A block with several groups of units, such as experts, has a row for each group.
     """
     rows: list[dict[str, object]] = []
     for target in comparison.target.units:

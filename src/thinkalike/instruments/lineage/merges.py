@@ -87,7 +87,12 @@ def _parents_of_block(
     """Return a table row for each parent of a block, with its weight.
 
     Parents are the candidates of which the block is a weighted mean, or the one that it equals.
-    The list is empty if the block is neither, or if there are fewer than two candidates.
+    The list is empty if the block is neither, if it equals several candidates, or if there are
+    fewer than two candidates.
+
+    `explained` is the share of the squared distance from the nearest candidate that the weighted
+    mean removes. A block that equals a candidate has no distance to remove, so that the share is
+    NaN.
 
     Args:
         target: The model of the block.
@@ -98,7 +103,9 @@ def _parents_of_block(
         return []
     weights_of_candidates = [_vector_of_weights(model, block) for model, block in candidates]
     fit = fit_merge(_vector_of_weights(target, units), torch.stack(weights_of_candidates))
-    # `explained` is NaN if there is nothing to explain, as the block equals one of the candidates.
+    # `fit_merge` returns NaN for `explained` if the block equals at least one candidate. All equal
+    # candidates then have the same weight, so a weight of 1 means that only one is equal. If there
+    # are several, nothing tells which of them is the parent.
     equals_candidate = math.isnan(fit.explained) and float(fit.weights.max()) == 1
     if not (fit.is_merge or equals_candidate):
         return []

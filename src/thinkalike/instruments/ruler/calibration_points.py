@@ -136,9 +136,11 @@ def changed_copy(model: StateSource, calibration_point: str) -> StateSource:
 
 
 def _parameters(model: StateSource) -> int:
-    """Return the number of weights of a model, or of the model of a folder with copies.
+    """Return the number of weights of a model.
 
-    A folder of states without copies has the number 0.
+    The model is one in memory, or one whose states were recorded in a folder. Such a folder has
+    the number of weights only if it also has the states of changed copies of the model, namely
+    those with rounded weights and the untrained one. For a folder without copies, return 0.
     """
     copies = copies_of(model)
     if copies is None:

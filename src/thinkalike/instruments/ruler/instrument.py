@@ -183,8 +183,11 @@ class RulerInstrument(
 
         At each layer pair, maps are fitted between the two models, and between each model and each
         of its rounded copies.
+
+        For `layers=same`, `MOST_LAYER_PAIRS` pairs are counted, since no more are compared. For
+        `layers=all` the same number is counted, and pairs beyond it are left out of the estimate.
         """
-        layer_pairs = MOST_LAYER_PAIRS
+        layer_pairs = MOST_LAYER_PAIRS  # for "same" and "all"
         if config.layers not in ("same", "all"):
             layer_pairs = len(config.layers)
         width = max(shape.width for shape in shapes.values())

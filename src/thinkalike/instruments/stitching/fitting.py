@@ -257,9 +257,13 @@ def _self_stitch_by_pair(
 def warn_of_overfitting(module: StitchTraining, fit_tokens: int, context: int) -> None:
     """Warn if there are few tokens for each parameter of a map φ, or if they are read repeatedly.
 
+    A job takes only as much text to fit on as its training steps read. So if the steps do not read
+    more than there is, more steps, or more tokens in each, bring more text. If they do, there
+    is no further text to fit on, and more must be given.
+
     Args:
         module: The training, with its steps and stitches.
-        fit_tokens: How many different tokens there are to fit on.
+        fit_tokens: How many different tokens the job has taken to fit on.
         context: How many tokens a row has.
     """
     config = module.config

@@ -67,12 +67,17 @@ def columns_of_similarity(
 ) -> dict[str, Float[np.ndarray, " pairs"]]:
     """Return columns of the residual R² of the stitched layers, and of the local-mixing control.
 
-    The columns have a value for each layer pair. Residual R² is what a linear map between the
-    states of both models predicts beyond the word, its position and linear mixing of earlier
-    tokens. The control is the residual R² of either model with untrained networks that only mix
-    tokens, a mean of both directions of prediction. The greatest value is taken over these
-    networks and both models. If the text has too few words there are no columns, and a warning
-    says so.
+    The columns have a value for each layer pair. They are computed as by `measure=ruler` (here
+    "the ruler"), which also compares a model with calibration points: things of known similarity,
+    such as copies with rounded weights. Only one calibration point is used here, the control.
+
+    Residual R² is what a linear map between the states of both models predicts beyond the word,
+    its position and linear mixing of earlier tokens. The control is the residual R² of either
+    model with untrained networks that only mix tokens. At each layer pair, it is averaged over
+    both directions of prediction, and then the greatest mean is taken over these networks and
+    both models.
+
+    If the text has too few words there are no columns, and a warning says so.
 
     Args:
         setting: The models and their layer pairs.
@@ -90,6 +95,7 @@ def columns_of_similarity(
 
     controls = []
     for side, model in enumerate(models):  # side 0 is the source, and side 1 the target
+        # The similarity to this calibration point is already the greatest over the networks.
         states_of_mixing = comparison.calibration_states(side, MIXING)
         controls.append(comparison.similarity_to_point(side, MIXING, states_of_mixing))
         free_cached_memory(model.device)
@@ -97,6 +103,8 @@ def columns_of_similarity(
     columns = {}
     for name, values in columns_of_ruler.items():
         columns[NAMES_IN_DETAILS.get(name, name)] = values.numpy()
+    # This takes, at each pair, the model whose mean of both directions is greatest. It returns
+    # the value in either direction, so that the mean is taken again below.
     greatest_control = greatest_at_each_pair(controls)  # (pair, direction, replicate)
     # Replicate 0 is the value of all documents. Further ones leave out a part of them.
     columns["local_mixing"] = greatest_control.mean(1)[:, 0].numpy()

@@ -115,14 +115,17 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
         """Return the U-centred Euclidean distances of all pairs of rows, as a matrix of norm 1.
 
         U-centring subtracts means of rows and columns such that products of two results are
-        unbiased (Székely & Rizzo 2013).
+        unbiased (Székely & Rizzo 2013). `u_centred` is given squared distances, of which it takes
+        the square root in place, so that there is only one matrix of n by n numbers.
 
         Raises:
             ValueError: All distances are equal up to rounding, or a state is not finite.
         """
         rows = centred(layer, name).rows
         squared_distances = NeuralDistances.of(rows, name=name).squared()
-        # If U-centring leaves no larger share of the distances than this, they are all equal.
+        # If U-centring leaves no larger share of the distances than this, they are all equal. What
+        # is left is then the rounding of float64 (`CENTRING_ROUNDING`), or for states of a lower
+        # precision, as float32, some units in the last place of a sum (`SUM_ROUNDING`).
         rounding = max(CENTRING_ROUNDING, SUM_ROUNDING * torch.finfo(rows.dtype).eps)
         return u_centred(squared_distances, name, rounding)
 

@@ -674,10 +674,11 @@ def sums_by_pair(
 
 
 def _pairs_at_once(terms: Sequence[Term]) -> int:
-    """Return for how many pairs of stimuli regressors are computed at a time, to bound memory.
+    """Return how many pairs of stimuli are processed at a time.
 
-    It is `PAIRS_AT_ONCE` for up to `TERMS_AT_ONCE` terms, half of it for up to twice as many terms
-    and so on.
+    Each pair has a number in memory for each term (its regressors), so with more terms there are
+    fewer pairs. Up to `TERMS_AT_ONCE` terms, there are `PAIRS_AT_ONCE` pairs. Up to twice as many
+    terms, there are half as many pairs; up to three times as many terms, a third; and so on.
     """
     divisor = -(-len(terms) // TERMS_AT_ONCE)  # rounded up
     return PAIRS_AT_ONCE // divisor
