@@ -102,7 +102,7 @@ def test_the_ruler_on_folders_is_that_on_the_models(root, of_models, sides, capl
     assert [model["name"] for model in found.provenance["models"]] == list(sides)
 
 
-@pytest.mark.slow  # a minute; tiny models show the same below
+@pytest.mark.slow  # a minute; tiny models show the same above
 def test_the_ruler_on_folders_of_trained_models_is_that_on_the_models(tmp_path):
     source, target = "gelu-3l-mini", "solu-3l-mini"
     few = {"layers": [2], "copies": True}
