@@ -238,7 +238,7 @@ class FeatureProfiles(
         stimuli = result.provenance["stimuli"]
         profiles, scores = self.profiles_and_scores_to_show(result)
         # Stimuli that are compared do not differ in the feature that they are conditional on.
-        condition = result.config["measure"].get("conditional_on")
+        condition = (result.config.get("measure") or {}).get("conditional_on")
         profiles = profiles[profiles["feature"] != condition]
         show_scores(profiles, scores)
         untested = untested_in_words(result.details, profiles)
