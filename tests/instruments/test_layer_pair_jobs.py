@@ -376,4 +376,6 @@ def test_depth_is_within_the_model_where_a_table_has_some_of_its_layers():
 def test_a_folder_of_a_few_layers_is_compared_at_the_depths_of_its_model(tmp_path):
     thinkalike.write_states("neox-6l-mini", tmp_path / "states", texts="pydoc", layers=[1, 2], words=600)
     result = thinkalike.compare(tmp_path / "states", "neox-4l-mini", batches=1, tokens_per_batch=200)
-    assert "layer 2 of states and layer 3 of neox-4l-mini" not in " ".join(str(result).split())
+    said = " ".join(str(result).split())
+    assert "layer 2 of states and layer 3 of neox-4l-mini" not in said
+    assert "layer 2 of states and layer 1 of neox-4l-mini" in said

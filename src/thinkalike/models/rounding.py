@@ -25,7 +25,7 @@ from thinkalike.advice import named_setting
 from thinkalike.errors import ModelError
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.stream_basis import SMALLEST_NONZERO, stream_basis
-from thinkalike.models.variants import variant
+from thinkalike.models.variants import is_spread, variant
 
 # The rows of a matrix that are rounded at once: the embedding is half of a small model.
 ROWS_AT_ONCE = 2**13
@@ -46,6 +46,15 @@ def can_be_rounded(model: FrozenModel) -> bool:
     """
     weights = list(model.module.parameters())
     return all(weight.is_floating_point() and not weight.is_meta for weight in weights)
+
+
+def is_rounded_unasked(model: FrozenModel) -> bool:
+    """Return whether jobs round copies of a model to read bits, although nobody asked for copies.
+
+    A model that is spread over several devices is left out: their memory may not hold a copy
+    beside the models of the job.
+    """
+    return can_be_rounded(model) and not is_spread(model)
 
 
 def check_can_be_rounded(model: FrozenModel) -> None:

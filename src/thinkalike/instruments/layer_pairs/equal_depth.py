@@ -85,7 +85,7 @@ def rows_at_equal_depth(
         and _are_numbers(targets)
         and (_lacks_layers(sources, source_count) or _lacks_layers(targets, target_count))
     ):
-        pairs = _pairs_at_depth_in_models(sources, targets, source_count, target_count)
+        pairs = _pairs_by_number(sources, targets, source_count, target_count)
     else:
         pairs = _pairs_at_equal_depth(sources, targets)
     by_layers = rows_of_both.set_index(["source_layer", "target_layer"])
@@ -105,8 +105,11 @@ def _lacks_layers(layers: Sequence[int], count: int) -> bool:
     return {layer for layer in layers if layer >= 0} != set(range(count))
 
 
-def _pairs_at_depth_in_models(
-    sources: Sequence[int], targets: Sequence[int], source_count: int, target_count: int
+def _pairs_by_number(
+    sources: Sequence[int],
+    targets: Sequence[int],
+    source_count: int = 0,
+    target_count: int = 0,
 ) -> list[tuple[LayerName, LayerName]]:
     """Return a pair for each source layer: this layer, and the target layer closest in depth.
 
@@ -137,11 +140,9 @@ def _pairs_at_equal_depth(
     have different lengths and a list skips layers, such as [0, 2, 3], it is the number of the
     layer divided by the greatest number in the list.
     """
-    pairs: list[tuple[LayerName, LayerName]] = []
     if _are_numbers(sources) and _are_numbers(targets) and _have_gaps(sources, targets):
-        for number in sources:
-            pairs.append((number, _closest_in_depth(number, sources, targets)))
-        return pairs
+        return _pairs_by_number(sources, targets)
+    pairs: list[tuple[LayerName, LayerName]] = []
     last_source_index = max(len(sources) - 1, 1)  # 1: a single layer has depth 0
     last_target_index = len(targets) - 1
     for index, layer in enumerate(sources):
@@ -169,17 +170,3 @@ def _have_gaps(sources: Sequence[int], targets: Sequence[int]) -> bool:
         if min(layers) >= 0 and list(layers) != list(range(len(layers))):
             return True
     return False
-
-
-def _closest_in_depth(layer: int, sources: Sequence[int], targets: Sequence[int]) -> int:
-    """Return the target layer whose relative depth, number / greatest number, is closest.
-
-    Of two layers that are equally close, it is the first in `targets`.
-
-    Args:
-        layer: The number of a layer of the source.
-        sources, targets: The numbers of all layers of either side.
-    """
-    depth = layer / max(*sources, 1)
-    deepest_target = max(*targets, 1)
-    return min(targets, key=lambda target: abs(target / deepest_target - depth))

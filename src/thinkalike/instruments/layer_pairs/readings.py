@@ -45,8 +45,7 @@ from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.memory import free_cached_memory
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.layer_choice import LayerChoice, layers_at_depths, pairs_of_layers
-from thinkalike.models.rounding import can_be_rounded
-from thinkalike.models.variants import is_spread
+from thinkalike.models.rounding import is_rounded_unasked
 from thinkalike.processes import counted
 from thinkalike.screen import capitalised
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches, text_batches
@@ -131,13 +130,7 @@ def bit_widths_of_layer_pairs(
     """
     not_rounded = []
     for model in models:
-        is_rounded = (
-            isinstance(model, FrozenModel)
-            and can_be_rounded(model)
-            # the memory of several devices may not hold a copy beside the models of the job
-            and not is_spread(model)
-        )
-        if not is_rounded:
+        if not (isinstance(model, FrozenModel) and is_rounded_unasked(model)):
             not_rounded.append(model.name)
     if not_rounded:
         log.warning(

@@ -28,8 +28,7 @@ from thinkalike.instruments.stitching.fitting import (
 from thinkalike.instruments.stitching.setting import StitchSetting
 from thinkalike.measures.bit_readings import next_bits
 from thinkalike.memory import free_cached_memory
-from thinkalike.models.rounding import can_be_rounded, rounded_copy
-from thinkalike.models.variants import is_spread
+from thinkalike.models.rounding import is_rounded_unasked, rounded_copy
 from thinkalike.processes import doing
 
 log = logging.getLogger(__name__)
@@ -198,7 +197,7 @@ def losses_of_copies(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Docu
             target alone (`target`), and the number of `tokens`.
     """
     target = setting.target
-    if setting.ruler is None or not can_be_rounded(target) or is_spread(target):
+    if setting.ruler is None or not is_rounded_unasked(target):
         return {}
     tokens = sums["tokens"].sum()
     target_loss = sums["target"]
