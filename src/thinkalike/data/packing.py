@@ -187,10 +187,10 @@ class RowPacker:
         self.cut_tokens += len(tokens) - len(row_tokens)
 
     def rows(self) -> tuple[TokenRows, int]:
-        """Return the complete rows, and the number of tokens that were dropped.
+        """Return the complete rows, `most_rows` at most, and the number of tokens left out.
 
-        Tokens behind the last complete row are dropped, and so are those that did not fit into
-        what was left of a row when a document was added.
+        These are the tokens behind the last row that is returned, and with `aligned` also the
+        tokens of documents that were cut at the end of a row.
         """
         row_count = len(self.tokens) // self.text_width
         if self.most_rows is not None:

@@ -112,14 +112,16 @@ def read_recording(recorded: str | Path | RecordedArrays, stimuli: Stimuli) -> R
 
 
 def _name_in_errors(recorded: str | Path | RecordedArrays, layer: str | None = None) -> str:
-    """Return what errors call recorded states, or a layer of them, such as "a.npz: layer1".
+    """Return the name of recorded states in messages of errors: "a.npz", or "a.npz: layer1".
 
-    An unnamed array that a user passed in memory is called by the name of the argument alone.
+    As text, recorded states are the path of their file or, for arrays in memory, the name of the
+    user's argument. A single array in memory has no names of layers, so its argument is enough.
     """
-    is_only_array = isinstance(recorded, RecordedArrays) and layer == UNNAMED_LAYER
-    if layer is None or is_only_array:
-        return str(recorded)
-    return f"{recorded}: {layer}"
+    source = str(recorded)
+    is_single_array = isinstance(recorded, RecordedArrays) and layer == UNNAMED_LAYER
+    if layer is None or is_single_array:
+        return source
+    return f"{source}: {layer}"
 
 
 def _contents_of(recorded: str | Path | RecordedArrays) -> FileContents:

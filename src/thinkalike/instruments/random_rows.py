@@ -18,8 +18,8 @@ from thinkalike.models.frozen import FrozenModel
 TOKENS_PER_ROW = 64
 """The tokens of a row of text, unless `data.context` says otherwise."""
 
-TIMES_AS_MUCH_TEXT = 8
-"""So many times as much text is read as is used, so that rows are of many documents."""
+TOKENS_READ_PER_TOKEN_DRAWN = 8
+"""More text is read than is drawn, so that the rows come from many documents."""
 
 FEWEST_TOKENS_READ = 2**13
 FEWEST_ROWS = 2
@@ -43,8 +43,10 @@ def read_random_rows(
 ) -> RandomRows:
     """Return random rows of the evaluation text, and separate text to fit on.
 
-    Several times more text is read than is drawn, so that the rows come from many documents. The
-    seed is fixed, so that every call draws the same rows.
+    Several times more text is read than is drawn, so that the rows come from many documents. A
+    text with fewer rows than are asked for is taken whole. The seed is fixed, so that every call
+    draws the same rows. Rows are as long as `data.context` says, or else as `TOKENS_PER_ROW` or
+    the model's context, whichever is less.
 
     Args:
         config: The job, which says which text is read.
@@ -54,12 +56,12 @@ def read_random_rows(
     """
     row_length = config.data.context or min(TOKENS_PER_ROW, model.context)
     row_count = max(tokens // row_length, FEWEST_ROWS)
-    tokens_read = max(TIMES_AS_MUCH_TEXT * row_count * row_length, FEWEST_TOKENS_READ)
+    tokens_read = max(TOKENS_READ_PER_TOKEN_DRAWN * row_count * row_length, FEWEST_TOKENS_READ)
     data = replace(config.data, evaluation_tokens=tokens_read)
     corpus = read_corpus(
         data, model.tokenizer, row_length, bos=model.bos_each_row, fit_tokens=fit_tokens
     )
-    evaluation_rows = corpus.report  # the documents that numbers come from, not fitted on
+    evaluation_rows = corpus.report
     drawn = torch.randperm(len(evaluation_rows), generator=seeded(0))[:row_count]
     facts = {"name": config.data.name, **corpus.facts()}
     return RandomRows(evaluation_rows.select(drawn), corpus.fit.tokens, facts)

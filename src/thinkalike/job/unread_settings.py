@@ -291,21 +291,22 @@ def _jobs_of_listed_models(config: AnalyzeConfig, instrument: AnyInstrument) -> 
 
 
 def _jobs_that_compare(
-    model: ModelConfig, name: str, jobs: Sequence[ReadingJob]
+    model: ModelConfig, setting_name: str, jobs: Sequence[ReadingJob]
 ) -> Iterator[tuple[ReadingJob, str]]:
-    """Yield each job that compares a listed model, with the side on which the model stands.
+    """Yield each job that compares an entry of `models=[...]`, with the side of the entry.
 
     The side is "model" (the source) or "target". A job in which the model stands on both sides is
     yielded twice.
 
     Args:
-        model: The listed model.
-        name: The name of a setting of models. The list may have this model several times, with
-            different values of the setting; only jobs with the value of `model` are yielded.
+        model: The entry. The same model may have several entries with different values of a
+            setting, each of which is compared by jobs of its own.
+        setting_name: The setting of models by which these jobs are told apart.
         jobs: The jobs.
     """
-    value = getattr(model, name)
+    value = getattr(model, setting_name)
     for job, side in itertools.product(jobs, ("model", "target")):
         compared = getattr(job.config, side)
-        if compared.called == model.called and getattr(compared, name) == value:
+        is_same_model = compared.called == model.called
+        if is_same_model and getattr(compared, setting_name) == value:
             yield job, side

@@ -738,10 +738,12 @@ class Batch(NamedTuple):
     ) -> tuple[BatchRows, dict[int, tuple[int, ...]]]:
         """Return the rows of each layer, and for each model the indices of its layers among them.
 
-        A layer that several models share occurs once.
+        A layer that several models share occurs once. Layers keep their rows in the order of the
+        text. The order in which they are read, with the rows of each part of the jackknife
+        together, is returned beside them, and the labels of rows are in this order already.
 
         Args:
-            pairs: The pairs of models that are compared.
+            pairs: The pairs of models, as indices, that are compared.
             flatten: What a row is: a "token", a "sample" (sequence), or the "mean" of a sequence.
 
         Raises:

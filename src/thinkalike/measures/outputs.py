@@ -93,12 +93,13 @@ def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
     """Return the Jensen-Shannon divergence of each row, in float64, from the logits.
 
     P and Q are the exponentials of the logits less the largest one of the row. S and T are their
-    sums, so that the probabilities are P / S and Q / T. Let w = S / (S + T), and let
-    M = log((1 - w) P + w Q). The divergence is
+    sums, so that the probabilities are P / S and Q / T. The divergence is the least value, over
+    all weights w, of
 
-        ½ Σ P (log P - M) / S + ½ Σ Q (log Q - M) / T + log((1 - w) S + w T) - ½ log S T.
+        ½ Σ P (log P - M) / S + ½ Σ Q (log Q - M) / T + log((1 - w) S + w T) - ½ log S T,
 
-    As a function of w it has its minimum there, so the rounding of w adds next to nothing.
+    where M is the logarithm of (1 - w) P + w Q, as log P is that of P. It has its minimum at
+    w = S / (S + T), so that a small error of w, from rounding, changes it by next to nothing.
 
     Raises:
         ValueError: The vocabularies differ, a logit is NaN or +∞, or all of a row are -∞.

@@ -30,7 +30,7 @@ def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Flo
 
 
 def centred_rows(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
-    """Return rows less their mean, in float64, divided by their typical norm.
+    """Return rows less their mean, in float64, in units of the typical distance from it.
 
     Args:
         features: The rows.
@@ -39,7 +39,8 @@ def centred_rows(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n 
     Raises:
         ValueError: A value is not finite, or all rows are the same.
     """
-    # `centred` subtracts a typical point, which is not exactly the mean.
+    # `centred` subtracts a point near the mean, which loses no digits, and divides by the norm of
+    # a typical row. The exact mean is subtracted from what is left.
     rows = centred(features, name).rows.double()
     return rows - rows.mean(0)
 

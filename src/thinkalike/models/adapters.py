@@ -91,8 +91,8 @@ def with_adapter(module: PreTrainedModel, folder: Path) -> Adapted:
             check_adapter(folder, shapes, dict(module.named_modules()))
             rows = _rows_of_embedding(stored)
             peft_model, unexpected = _peft_model(module, folder, stored, rows)
-            floats = _tensors_that_are_floats_in_peft(stored, peft_model)
-            check_dtypes(floats, folder, _last_names(stored))
+            weights = _without_tensors_of_whole_numbers(stored, peft_model)
+            check_dtypes(weights, folder, _last_names(stored))
         except (
             RuntimeError,
             ValueError,
@@ -161,13 +161,13 @@ def _stored_weights(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _tensors_that_are_floats_in_peft(
+def _without_tensors_of_whole_numbers(
     stored: Mapping[str, Tensor], peft_model: PeftModel
 ) -> dict[str, Tensor]:
-    """Return the stored tensors of an adapter that must be floats, by name.
+    """Return the stored tensors of an adapter, without those that PEFT holds as whole numbers.
 
-    Left out are tensors that PEFT holds as whole numbers: SHiRA, for example, has the indices of
-    the weights that it changes. A tensor that PEFT does not have is not left out.
+    SHiRA, for example, stores the indices of the weights that it changes. The other tensors are
+    weights, whose dtypes are then checked, and so is a tensor whose name PEFT does not know.
 
     Args:
         stored: The stored tensors by name.
@@ -175,15 +175,16 @@ def _tensors_that_are_floats_in_peft(
     """
     from peft import get_peft_model_state_dict
 
+    # Embeddings are no part of this check, and saving them would ask the hub for the base model.
     tensors_in_peft = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
-    floats = {}
+    weights = {}
     for name, tensor in stored.items():
         is_whole_in_peft = (
             name in tensors_in_peft and not tensors_in_peft[name].is_floating_point()
         )
         if not is_whole_in_peft:
-            floats[name] = tensor
-    return floats
+            weights[name] = tensor
+    return weights
 
 
 def _last_names(stored: Mapping[str, Tensor]) -> set[str]:

@@ -147,11 +147,12 @@ class _BlockTimer:
         """Return the mean seconds of one floating-point operation in the model's blocks.
 
         Passes are repeated until blocks have taken `TIMED_SECONDS` of processor time. Hooks before
-        and after each block sum up its seconds and operations. The hook after the last block, or
-        any hook once the time is up, ends the pass with the exception `_TimedEnough`.
+        and after each block sum up its seconds and operations. After the last block, or after any
+        block once the time is up, the hook `_stop` ends the pass with the exception
+        `_TimedEnough`. Passes are made as in a job, see `one_text_per_row`.
         """
         with one_text_per_row(), contextlib.ExitStack() as hooks:
-            # The first pass also loads libraries, so it is short and not timed.
+            # The first pass is not timed, as it also loads libraries. A short row does for it.
             self.module(self.tokens[:1, :TOKENS_OF_SHORT_ROW])
             for number, block in enumerate(self.blocks):
                 hooks.enter_context(block.register_forward_pre_hook(self._start))

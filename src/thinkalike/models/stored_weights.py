@@ -117,7 +117,7 @@ def check_weight_files_agree(folder: Path) -> None:
     (first_name, files_of_first), *other_sets = files_of_sets.items()
     tensors = _tensors_of_index(folder, first_name, files_of_first)
     for name, file_of_tensors in other_sets:
-        if not _has_same_values(tensors, folder, file_of_tensors):
+        if _has_other_values(tensors, folder, file_of_tensors):
             raise ModelError(
                 f"{folder} holds two sets of weights that differ, {first_name} and {name}; remove "
                 "one of them"
@@ -164,32 +164,30 @@ def _tensors_of_index(folder: Path, name: str, index: Mapping[str, str]) -> dict
     return tensors
 
 
-def _has_same_values(
-    tensors: Mapping[str, Tensor], folder: Path, index: Mapping[str, str]
+def _has_other_values(
+    used_tensors: Mapping[str, Tensor], folder: Path, files_of_second_set: Mapping[str, str]
 ) -> bool:
-    """Return whether a second set of weights has the values of the set that is read.
+    """Return whether a second set of weights contradicts the set that the model is made from.
 
     Tensors with the same name are compared, up to the rounding of their dtypes; tensors in only
-    one set do not count. If a file of the second set cannot be read, such as a pointer of Git LFS,
-    the answer is true, since nothing uses that file.
+    one set do not count. A second set with a file that cannot be read contradicts nothing: it may
+    be a pointer of Git LFS, whose weights were never downloaded.
 
     Args:
-        tensors: The tensors of the set that is read.
+        used_tensors: The tensors that the model is made from, by name.
         folder: The folder of both sets.
-        index: The file of each tensor of the second set.
+        files_of_second_set: For each tensor of the second set, the name of its file.
     """
     other_tensors: dict[str, Tensor] = {}
     try:
-        for file_name in set(index.values()):
+        for file_name in set(files_of_second_set.values()):
             other_tensors |= tensors_in_file(folder / file_name)
-    except Exception:  # for a file that is no file of weights, torch raises various errors
-        return True
-    for name in tensors.keys() & other_tensors.keys():
-        first = tensors[name]
-        second = other_tensors[name]
-        if not _are_equal_up_to_rounding(first, second):
-            return False
-    return True
+    except Exception:  # torch raises various errors for a file that does not hold weights
+        return False
+    for name in used_tensors.keys() & other_tensors.keys():
+        if not _are_equal_up_to_rounding(used_tensors[name], other_tensors[name]):
+            return True
+    return False
 
 
 def _are_equal_up_to_rounding(first: Tensor, second: Tensor) -> bool:

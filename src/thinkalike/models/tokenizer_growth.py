@@ -59,11 +59,14 @@ class _Replacement(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """An upper bound on how many times as long a text becomes, in letters.
+        """An upper bound on the factor by which a long text becomes longer, in letters.
 
-        At worst `content` replaces every `shortest` letters of the text.
+        At worst the whole text consists of matches of the least length, `shortest`, each of which
+        `content` replaces. A text never counts as becoming shorter.
         """
-        if self.shortest == 0:  # an empty match: the content is put between all letters
+        if self.shortest == 0:
+            # Empty matches: the content is put before each letter, and once behind the last one,
+            # which is left out here as it adds next to nothing to a long text.
             return 1.0 + len(self.content)
         return max(1.0, len(self.content) / self.shortest)
 

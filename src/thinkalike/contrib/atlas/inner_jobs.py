@@ -63,28 +63,29 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
     the atlas that is also a setting of its measure.
     """
     atlas = config.measure_as(AtlasConfig)
-    pairs = _jobs_of_model_pairs(config)
-    models = {}  # by their text, as configurations are not hashable
-    for pair in pairs:
-        for model in (pair.model, pair.target):
+    config_of_pairs = _jobs_of_model_pairs(config)  # the job, with one pair of models each
+    models = {}  # by their text, as configurations of models are not hashable
+    for pair_config in config_of_pairs:
+        for model in (pair_config.model, pair_config.target):
             models[repr(model)] = model
     # Names are made for all models together, so that no two models have the same name.
-    name_of = dict(zip(models, distinct_labels(list(models.values())), strict=True))
+    names = distinct_labels(list(models.values()))
+    name_of = dict(zip(models, names, strict=True))
 
-    # `kind` is the name of a measure, so the atlas and its measures must differ in it.
+    # Both an atlas and a measure have the field `kind`, which names what they are.
     atlas_settings = {field.name for field in fields(atlas)} - {"kind"}
     jobs = []
     for measure in atlas.measures:
         settings_class = measure_schema(measure)
         names_in_both = atlas_settings & {field.name for field in fields(settings_class)}
         measure_settings = settings_class(**{name: getattr(atlas, name) for name in names_in_both})
-        for pair in pairs:
+        for pair_config in config_of_pairs:
             jobs.append(
                 MeasureJob(
                     measure,
-                    source=name_of[repr(pair.model)],
-                    target=name_of[repr(pair.target)],
-                    config=replace(pair, measure=measure_settings),
+                    source=name_of[repr(pair_config.model)],
+                    target=name_of[repr(pair_config.target)],
+                    config=replace(pair_config, measure=measure_settings),
                 )
             )
     return jobs

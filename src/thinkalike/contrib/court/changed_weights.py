@@ -143,13 +143,14 @@ def token_alone(materials: Materials) -> StateFunction:
 
 
 def other_layer(materials: Materials, steps: int) -> StateFunction:
-    """Return a function of tokens: the target's states at an earlier or later layer.
+    """Return a function from tokens to the target's states some blocks earlier or later.
 
-    If there is no block so much earlier, it gives the target's embedding.
+    Before the first block, these are the target's embeddings.
 
     Args:
-        materials: The target model with its layer, the text, and a seed for each purpose.
-        steps: How many blocks later the layer is; negative numbers are earlier layers.
+        materials: The target model and the layer to count from.
+        steps: How many blocks later; a negative number for earlier. The target must have such a
+            block, if it is later.
     """
     layer = materials.layer + steps
     if layer < 0:

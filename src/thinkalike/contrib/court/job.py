@@ -157,11 +157,16 @@ def _check_layer(layer: int, target: FrozenModel) -> None:
 
 
 def _corpus(config: AnalyzeConfig, target: FrozenModel) -> Corpus:
-    """Return the tokenized text, divided into a fitting and an evaluation text.
+    """Return the tokenized text: a fitting and an evaluation text of different documents.
 
-    Of the fitting text, maps are fitted on the first rows, and sources learn from rows of
-    different documents. Rows that share a document with the first ones are left out, so twice as
-    many tokens are read for sources as they learn from.
+    The first `measure.fit_tokens` tokens of the fitting text are for maps between models. What
+    sources are trained on, `measure.other_tokens` tokens, must be of other documents, and follows
+    later in the fitting text. Rows there that belong to documents of the first part are of no
+    use, so twice `other_tokens` are read.
+
+    Args:
+        config: The job.
+        target: The model whose tokenizer reads the text.
     """
     measure = config.measure_as(CourtConfig)
     return read_corpus(

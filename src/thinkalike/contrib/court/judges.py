@@ -49,6 +49,11 @@ class Judge(NamedTuple):
     higher: bool
     against: tuple[str, ...] = DECOYS
 
+    @property
+    def is_general(self) -> bool:
+        """Whether it is meant to tell every kind of decoy from similar sources."""
+        return self.against == DECOYS
+
 
 def _mean_over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evidence], float]:
     """Return a function that averages a measure over random samples of tokens.

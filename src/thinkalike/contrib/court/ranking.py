@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 
-from thinkalike.contrib.court.judges import DECOYS, JUDGES, Judge
+from thinkalike.contrib.court.judges import JUDGES, Judge
 from thinkalike.measures.distances.ranks import spearman
 
 SAME_KINDS = ("same",)
@@ -134,19 +134,18 @@ def summary_of_judges(table: pd.DataFrame) -> pd.DataFrame:
 
 def _decoys_in_words(judge: Judge) -> str:
     """Return which decoys a judge should put below similar sources, in words."""
-    if judge.against == DECOYS:
+    if judge.is_general:
         return "every decoy"
     return f"every decoy of kind {', '.join(judge.against)}"
 
 
 def dose_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean value that each judge (similarity measure) gives to each dose.
+    """Return the mean value that each similarity measure (judge) gives to each dose.
 
-    A dose is a source that mixes the target's states with unrelated ones; `own_share` is the share
-    of its variance that comes from the target. The mean is over courts, each of which is one
-    target, layer and seed. `rank_correlation` is Spearman's ρ of dose and similarity. Judges that
-    measure no similarity but only detect one kind of decoy (source that looks similar without
-    being so) are left out. With fewer than two doses the table has no rows.
+    A dose is a source that mixes the target's states with unrelated ones. The mean is over courts,
+    each of which is one target, layer and seed; `DoseRow` has the columns. Judges that serve to
+    detect a single kind of decoy, and measure no similarity, are left out. With fewer than two
+    doses the table has no rows.
 
     Args:
         table: A row for each court and source, with a column for each judge.
@@ -155,8 +154,7 @@ def dose_table(table: pd.DataFrame) -> pd.DataFrame:
     n_doses = table["source"][table["kind"] == "dose"].nunique()
     if n_doses > 1:
         for judge in judges_of(table):
-            is_general = judge.against == DECOYS
-            if is_general:
+            if judge.is_general:
                 rows += _dose_rows(table, judge)
     return pd.DataFrame(rows, columns=list(DoseRow._fields))
 

@@ -599,12 +599,13 @@ def _depths_of_first_difference(
 def cluster_claims(population: PopulationResult) -> list[Claim]:
     """Judge the claims that two clusterings of the models find their groups.
 
-    One clustering uses how many predictions change in late identity stitches (the source's early
-    blocks, about three quarters or more, in front of the target's late blocks). The other one uses
-    distances from CKA.
+    One clustering uses distances from CKA. The other uses identity stitches: the first blocks of a
+    source run in front of the last blocks of a target, without a map between. Two models are far
+    apart if many predictions change by this. Only late cuts count, at which the source has
+    `LATE_SHARE` of the blocks or more.
     """
     # (source, target, cut): the share of the pairs of texts whose prediction changes. A cut is the
-    # number of blocks of the source.
+    # number of blocks of the source; all models of a population have equally many blocks.
     flips = population.flips.mean(-1)
     n_blocks = flips.shape[-1] - 1
     first_late_cut = int(LATE_SHARE * n_blocks)  # rounded down

@@ -190,15 +190,17 @@ class PopulationConfig(Checked, part="population"):
     def __post_init__(self) -> None:
         """Refuse settings that do not define at least two groups of at least two classifiers each.
 
-        There are three kinds of populations:
+        A population is of one of three kinds, each with settings of its own:
 
         - Published classifiers (`members`): the settings `generalizing` and `heuristic` list two
-          groups of them. Lists of fewer than two classifiers are refused by the settings' type.
+          groups of them, of classifiers that follow the rule and of those that use a shortcut.
+          `setting(...)` has refused shorter lists already.
         - Children of `parents`: each parent has a group of classifiers, see `_check_parents`.
         - Classifiers that are fine-tuned from `base`: the groups are the `per_group` most accurate
           and the `per_group` least accurate of `size` classifiers.
 
-        A configuration of no kind, for which nothing is set yet, is not checked.
+        A configuration of no kind, for which nothing is set yet, is not checked. If settings of
+        several kinds are set, parents are checked and `base` is not.
 
         Raises:
             ConfigError: A group of published classifiers is not listed, there are too few groups,

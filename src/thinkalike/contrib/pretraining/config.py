@@ -53,10 +53,10 @@ class PretrainConfig(Checked, part="pretrain"):
             )
 
     def by_recipe(self, job: RecipeJob) -> SettingValues:
-        """Return the default settings of a pretraining, which depend on the model.
+        """Return the defaults of the settings that are declared with `by_recipe=True`.
 
-        They are settings of the model themselves: `pretrain_tokens` is the default of `tokens`
-        here, and so on.
+        They depend on the model, whose configuration has a recipe to train it: `pretrain_tokens`
+        there is the default of `tokens` here, and so on.
         """
         names = ("tokens", "tokens_per_step", "lr", "vocabulary")
         return {name: getattr(job.model, f"pretrain_{name}") for name in names}

@@ -184,18 +184,22 @@ class SAEMaterials:
             return with_fitted_decoder(sae, self.states)
         return sae
 
-    def _mapped_source_autoencoder(self, seed: int) -> SparseAutoencoder:
-        """Return an autoencoder of the source model, composed with maps between both models.
+    def _mapped_source_autoencoder(self, index: int) -> SparseAutoencoder:
+        """Return an autoencoder of the source model that takes states of this model.
+
+        It maps them to states of the source, applies the autoencoder, and maps the result back.
 
         Args:
-            seed: The number of the autoencoder. If it is larger than their number, counting begins
-                anew with the first one.
+            index: Which of the source's autoencoders it is. Beyond the last one, counting begins
+                anew with the first.
         """
         assert self.source is not None
         saes = self.source.saes
-        sae = saes[seed % len(saes)].to(self.mean.device)
+        sae = saes[index % len(saes)].to(self.mean.device)
         maps = self._maps_from_source
-        return mapped_autoencoder(sae, to_new=maps.phi, from_new=maps.psi)
+        source_to_this_model = maps.phi
+        this_model_to_source = maps.psi
+        return mapped_autoencoder(sae, to_new=source_to_this_model, from_new=this_model_to_source)
 
     @cached_property
     def _maps_from_source(self) -> BothDirections:

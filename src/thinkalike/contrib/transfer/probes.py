@@ -167,13 +167,19 @@ class CarriedProbes(
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the forward passes of the models, to estimate the job's time.
 
-        Both models read the stimuli, on which probes are fitted, and a text, on which the maps
-        between the models are fitted. For the control with an untrained target, the text is read
-        again. The time to fit probes is left out.
+        Source and target read the sentences that probes are fitted on, and the text that maps
+        between them are fitted on. The control with an untrained target has maps of its own, for
+        which both the source and the untrained target read the text. The time to fit probes is
+        left out.
+
+        Args:
+            config: The job.
+            shapes: The sizes of the source ("model") and of the target ("target").
         """
-        passes_over_text = super().model_passes(config, shapes)  # to fit the maps
+        passes_over_text = super().model_passes(config, shapes)
         passes = [*sentence_passes(config, shapes), *passes_over_text]
         if config.measure_as(ProbesConfig).untrained:
+            # An untrained model has the sizes of the trained one. The phase names the control.
             passes += [replace(item, phase="untrained target") for item in passes_over_text]
         return passes
 

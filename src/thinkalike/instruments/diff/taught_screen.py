@@ -70,14 +70,15 @@ def lines_of_what_was_taught(
 
 
 def is_readable(numbers: Mapping[str, float]) -> bool:
-    """Return whether tokens and text show what was taught, beyond what random changes would show.
+    """Return whether tokens and text show what a changed model was taught, beside its base.
 
-    Two conditions must hold:
+    Controls are random changes of the base's weights of the same size. Two conditions must hold:
 
-    - Some tokens become more or less likely than by random changes of the same size.
-    - Text that is generated from the amplified difference of both models has a significantly
-      greater lead than text of a random change. The lead of a text is by how many nats its tokens
-      are more likely, on average, under the changed model than under the base.
+    - The probability of some token is raised or lowered by more than the random changes do.
+    - Text that is generated from the amplified difference of base and changed model has a greater
+      lead than text of a random change, with p of at most `LEVEL_OF_TEXT`. The lead of a text is
+      by how many nats its tokens are more likely, on average, under the changed model than under
+      the base.
 
     Args:
         numbers: The headline numbers of the result.

@@ -376,15 +376,17 @@ class BatchComparison(RulerComparison):
 
     @cached_property
     def _replicate_count(self) -> int:
-        """How many values a layer pair has: one of all documents, and one without each part.
+        """How many values the jackknife over documents computes for each layer pair.
 
-        It is 1 where the documents are too few for an interval.
+        It divides the documents into `JACKKNIFE_PARTS` parts, and computes one value of all
+        documents and one without each part. If there are too few documents for an interval, it
+        computes only the first.
         """
         documents = torch.cat([batch.documents.flatten() for batch in self.batches])
-        # `without_parts` returns a value without each part, or none for too few documents. Only
-        # their number is needed, so that the sums of the parts may be 0.
-        sums_of_parts = torch.zeros(JACKKNIFE_PARTS, dtype=torch.float64)
-        return 1 + len(without_parts(sums_of_parts, documents))
+        # `without_parts` decides whether the documents are enough: it returns a value without each
+        # part, or none. Any sums will do here, since only the number of values is used.
+        any_sums = torch.zeros(JACKKNIFE_PARTS, dtype=torch.float64)
+        return 1 + len(without_parts(any_sums, documents))
 
     def _update(
         self,

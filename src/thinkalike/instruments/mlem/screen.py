@@ -110,10 +110,10 @@ class NamedInSentences(NamedTuple):
 
 
 def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
-    """Print for each model what the features explain, in words and in a table of some layers.
+    """Print how well the features predict the distances in each model: sentences, and a table.
 
-    The table has some layers, evenly spaced, and the layers that the sentences name. More than
-    `MOST_MODELS_APART` models share one table.
+    The table has some layers, evenly spaced, and the layers that the sentences name. Up to
+    `MOST_MODELS_APART` models have a table each; more models share one, after all sentences.
 
     Args:
         profiles: The importance of each feature in each layer.
@@ -122,29 +122,30 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
     models = scores["model"].unique()
     rows_per_model = max(MOST_ROWS // len(models), FEWEST_ROWS)
     has_own_table = len(models) <= MOST_MODELS_APART
-    # How many changes over depth the sentences name per model: fewer, the more models there are.
+    # With more models, the sentences on each name fewer features whose importance changes.
     most_changes = MOST_CHANGES
     if len(models) > 1:
         most_changes = 1
     if not has_own_table:
         most_changes = 0
-    rows_of_models = []
-    named_features: list[str] = []
+    rows_of_all_models = []
+    features_of_all_sentences: list[str] = []
     for model in models:
         scores_of_model = scores[scores["model"] == model].reset_index(drop=True)
         profiles_of_model = profiles[profiles["model"] == model]
-        named = _show_sentences(model, profiles_of_model, scores_of_model, most_changes)
-        is_named = scores_of_model["layer"].isin(named.layers)
-        indices_of_named = scores_of_model.index[is_named]
-        evenly_spaced = few(len(scores_of_model), rows_per_model)  # indices of rows
-        row_indices = sorted({*evenly_spaced, *indices_of_named})
-        rows_of_model = scores_of_model.iloc[row_indices]
+        named_in_sentences = _show_sentences(
+            model, profiles_of_model, scores_of_model, most_changes
+        )
+        is_named = scores_of_model["layer"].isin(named_in_sentences.layers)
+        named_rows = scores_of_model.index[is_named]
+        evenly_spaced_rows = few(len(scores_of_model), rows_per_model)
+        shown_rows = scores_of_model.iloc[sorted({*evenly_spaced_rows, *named_rows})]
         if has_own_table:
-            _show_table_of_layers(rows_of_model, profiles_of_model, named.features)
-        rows_of_models.append(rows_of_model)
-        named_features += named.features
+            _show_table_of_layers(shown_rows, profiles_of_model, named_in_sentences.features)
+        rows_of_all_models.append(shown_rows)
+        features_of_all_sentences += named_in_sentences.features
     if not has_own_table:
-        _show_table_of_layers(pd.concat(rows_of_models), profiles, named_features)
+        _show_table_of_layers(pd.concat(rows_of_all_models), profiles, features_of_all_sentences)
 
 
 def _show_sentences(

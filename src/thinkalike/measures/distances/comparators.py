@@ -247,13 +247,16 @@ def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Floa
 def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
     """Return squared distances double-centred, flattened and of norm 1, for a resample of stimuli.
 
-    Inner products of the results are the similarities of the whitened comparators, "cosine_cov"
-    and "corr_cov". Stimuli may be drawn several times, or not at all, and are then left out.
+    Whitening distances by their covariance under noise is the same as centring them twice
+    (Diedrichsen et al. 2021), so that inner products of the results are the similarities
+    "cosine_cov" and "corr_cov". A stimulus may be drawn several times; one that is not drawn is
+    left out.
 
     For the squared distances D the result is G = -½ D + a 1ᵀ + 1 aᵀ, with the vector a that
-    minimises Σ_ij W_ij G_ij². W_ij = c_i c_j is the number of copies of a pair, and W_ii = c_i
-    that of a stimulus. If each stimulus is drawn once, G is -½ H D H with H = 1 - 11ᵀ/n. The norm
-    and inner products are weighted by W.
+    minimises Σ_ij W_ij G_ij². A stimulus that is drawn c times would have c equal rows in D. W_ij
+    counts the entries that one entry stands for: c_i c_j of two stimuli, and c_i of a stimulus
+    with itself, as two copies of one stimulus are no pair. If each stimulus is drawn once, G is
+    -½ H D H with H = 1 - 11ᵀ/n. The norm and inner products are weighted by W.
 
     Args:
         vectors: Squared distances D of all pairs of n stimuli, k times.

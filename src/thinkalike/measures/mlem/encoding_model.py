@@ -428,25 +428,27 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def _set_fitted(self, fitted: FittedWeights, table: StimulusTable) -> None:
         """Set the attributes that users read: `weights_`, `intercept_`, `alpha_` and `range_`.
 
-        Weights and intercept are converted to the unit that the parameter `scale` asks for. What
-        `predict` and `score` need is stored, too.
+        They are in the unit that the parameter `scale` asks for, and have no axis of layers if the
+        user fitted one layer and not a list. `predict` and `score` use `_fitted`, which has it.
 
         Args:
             fitted: The weights, in units of the squared neural distance.
-            table: The data of the fit, which say whether there is an axis of layers.
+            table: The data of the fit.
         """
+        # For each layer the squared distances that become 0 and 1 in the new unit: (layers, 2)
         ends = self._scale_ends(fitted, table.stimulus_pairs)
-        zero, one = ends.unbind(1)  # the squared distances that become 0 and 1, in each layer
+        zero = ends[:, 0]
+        one = ends[:, 1]
         unit = one - zero
         weights = fitted.weights / unit[:, None]
         intercept = (fitted.intercept - zero) / unit
         self._fitted = fitted._replace(weights=weights, intercept=intercept)
         self._single = table.single
-        layers = 0 if table.single else slice(None)  # a single layer has no axis of layers
-        self.weights_ = self._fitted.matrices[layers]
-        self.intercept_ = intercept[layers]
-        self.alpha_ = fitted.alpha[layers]
-        self.range_ = ends[layers]
+        layer_index = 0 if table.single else slice(None)
+        self.weights_ = self._fitted.matrices[layer_index]  # W of each layer, or its diagonal
+        self.intercept_ = intercept[layer_index]
+        self.alpha_ = fitted.alpha[layer_index]
+        self.range_ = ends[layer_index]
 
     def _scale_ends(self, fitted: FittedWeights, pairs: StimulusPairs) -> Float[Tensor, "l 2"]:
         """Return for each layer the squared distances that become 0 and 1 in the scale of the fit.
