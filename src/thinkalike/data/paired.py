@@ -477,11 +477,13 @@ class PairedReader:
     def _add(
         self, document_hash: int, text: str, target: TokenisedText, source: TokenisedText
     ) -> None:
-        """Append a document to the streams of both models, with its tokens aligned.
+        """Append a document to the token streams of both models, with its tokens aligned.
+
+        Where its tokens stand in the target's stream is noted under the hash of the document.
 
         Args:
-            document_hash: A hash of the text as it was read.
-            text: The text without separators.
+            document_hash: A hash of the document as it stands in the text.
+            text: The document without marks that separate documents, such as "<|endoftext|>".
             target, source: Its tokens, to which EOS of each model is added here.
         """
         target_ids = np.array([*target.ids, self.end], np.int32)

@@ -80,11 +80,12 @@ MISSING = ["", "NaN", "nan"]
 
 
 def read_stimuli(config: StimuliConfig) -> Stimuli:
-    """Return the stimuli that a configuration describes.
+    """Return the stimuli that a configuration describes: of a file, or of a table in memory.
 
-    The stimuli of the last two configurations stay in memory. They are read again if the content
+    The stimuli of the last few configurations stay in memory. They are read again if the content
     of their file has changed.
     """
+    # A table in memory is told from others by its digest, in place of the content of a file.
     table = config.table if isinstance(config, TableInMemory) else None
     return _cached_stimuli(json.dumps(as_settings(config)), content_key(config.path), table)
 

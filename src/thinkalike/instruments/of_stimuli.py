@@ -122,21 +122,23 @@ class OfStimuli(Instrument[AnalyzeConfig]):
     def seconds_beside_passes(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the seconds of a job besides forward passes of models, as an estimate.
 
-        The time of `compare` is measured with random states of two and of four layers, and
-        extrapolated linearly to all layers of all models. It is 0 if only recordings are compared,
-        or if the stimuli cannot be compared.
+        It is the time to compare the states of stimuli once they are there. It is measured with
+        random states of two and of four layers, and extrapolated linearly to all layers of all
+        models, as each layer is compared on its own. It is 0 if the job has no models but only
+        recordings, or if the stimuli cannot be compared.
 
         Args:
             config: The job.
             shapes: The sizes of its models. A model that is compared with itself counts once.
         """
-        different_models = set(shapes.values())  # the names of models are part of their shapes
-        if not different_models:
+        # A shape holds the name of its model, so two models of one size have different shapes.
+        shapes_of_models = set(shapes.values())
+        if not shapes_of_models:
             return 0.0
         stimuli = read_stimuli(config.stimuli)
-        width = max(shape.width for shape in different_models)
+        width = max(shape.width for shape in shapes_of_models)
         has_embedding = config.measure_as(StimulusDistanceConfig).embed
-        n_layers = sum(shape.layers + int(has_embedding) for shape in different_models)
+        n_layers = sum(shape.layers + int(has_embedding) for shape in shapes_of_models)
         try:
             # Their difference is the time of two further layers.
             seconds_of_two = self._seconds_of_random_states(config, stimuli, 2, width)

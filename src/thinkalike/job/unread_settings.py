@@ -85,10 +85,10 @@ def warn_of_unread(keys_of_files: Mapping[str, Collection[str]], config: JobConf
         keys_of_files: The keys that each file sets, by the name of the file.
         config: The configuration with the settings of all files.
     """
-    not_default = flat(key_settings(config))
+    settings_in_key = flat(key_settings(config))  # without settings that have their default value
     for file, keys in keys_of_files.items():
         request = _Request.of(config)
-        unread = request.unread([key for key in sorted(keys) if key in not_default])
+        unread = request.unread([key for key in sorted(keys) if key in settings_in_key])
         if unread:
             log.warning(
                 "warning: %s sets %s, which %s does not read",

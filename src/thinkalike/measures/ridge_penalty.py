@@ -98,9 +98,9 @@ def gains_of_penalties(
 def best_penalty(gains: Float[Tensor, "k p"], penalties: Float[Tensor, " p"]) -> Float[Tensor, ""]:
     """Return the ridge penalty whose maps predict k held-out parts of the documents best.
 
-    It is the one with the largest gain in all parts together. If its mean gain over the parts is
-    not above `FEWEST_STANDARD_ERRORS`, about one, of its standard errors, the penalty ∞ is
-    returned, which makes the map 0.
+    It is the one with the largest gain in all parts together. Its mean gain over the parts must
+    also be larger than its standard error (times `FEWEST_STANDARD_ERRORS`). Otherwise, and with a
+    single part, the penalty ∞ is returned, which makes the map 0.
 
     Args:
         gains: For each part and penalty, by how much the squared error of the map on the part is

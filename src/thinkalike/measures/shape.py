@@ -62,11 +62,15 @@ class Procrustes(LayerMeasure[Tensor]):
     in_benchmarks = True
 
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n _"]:
-        """Return the layer with its rows centred and a Frobenius norm of 1.
+        """Return the layer less the mean of its rows, with a Frobenius norm of 1.
 
-        If d > n, rows are expressed in n dimensions, to save time; if gradients are needed, all d
-        dimensions remain. Layers are compared by the singular values of X'Y, which this does not
-        change.
+        If d > n, rows are expressed in n dimensions, to save time. Layers are compared by the
+        singular values of X'Y, which this does not change. If gradients are needed, all d
+        dimensions remain: QR has no gradient for centred rows, which are linearly dependent.
+
+        Args:
+            layer: The states of n tokens.
+            name: What errors call the layer.
         """
         rows = centred_rows(layer, name)
         if rows.shape[1] > len(rows) and not rows.requires_grad:

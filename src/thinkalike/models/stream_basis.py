@@ -123,14 +123,19 @@ def stream_basis(model: FrozenModel) -> StreamBasis | None:
 def _find_basis(model: FrozenModel) -> StreamBasis | None:
     """Return the basis of a model's stream, or None if the stream cannot be rotated.
 
-    Its axes are the principal axes of all that is written to the stream. A linear map is assumed
-    to write to the stream if its output has the width of the stream and its input is not the
-    output of a norm. A copy of the model in the basis shows whether this is so.
+    The stream is what blocks add their outputs to. The axes of the basis are the principal axes
+    of all that is written to the stream: embeddings, and the outputs of linear maps.
+
+    A linear map is assumed to read the stream if its input is the output of a norm, and to write
+    to it if it reads no norm and its output has the width of the stream. Whether these assumptions
+    hold is then tried: a copy of the model in this basis must have the same states. A stream
+    cannot be rotated if they do not hold, if no linear map reads a norm, or if embeddings have
+    another width than the stream.
     """
     paths = {module: path for path, module in model.module.named_modules()}
     embedding = embedding_of(model.module)
     tokens = _tried_tokens(model)
-    norm_of_map = _norms_that_are_read(model, tokens)  # by the linear map that reads its output
+    norm_of_map = _norms_that_are_read(model, tokens)  # for each linear map, the norm it reads
     if not norm_of_map or embedding.shape[1] != model.d_model:
         return None
     writers = []
@@ -143,9 +148,11 @@ def _find_basis(model: FrozenModel) -> StreamBasis | None:
     weights = dict(model.module.named_parameters())
     # `named_parameters` lists a shared weight once, so there is exactly one name.
     (embedding_name,) = [name for name, weight in weights.items() if weight is embedding]
+    # By the weight of the linear map, since it takes up the gains of the norm that it reads.
+    gains = {f"{paths[module]}.weight": norm.gains for module, norm in norm_of_map.items()}
     basis = StreamBasis(
         axes=_principal_axes([embedding.T, *(weights[name] for name in writers)]),
-        gains={f"{paths[module]}.weight": norm.gains for module, norm in norm_of_map.items()},
+        gains=gains,
         norms=frozenset(paths[norm.module] for norm in norm_of_map.values()),
         writers=frozenset(writers),
         embedding=embedding_name,

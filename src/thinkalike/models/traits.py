@@ -41,17 +41,21 @@ def traits_of(module: nn.Module) -> dict[Trait, str]:
 def described_traits(module: nn.Module, description: Description) -> dict[Trait, str]:
     """Return the traits of a model: what decides its output beside weights and configuration.
 
-    Keys are (path of a module or name of a library, name of the trait), and the values describe
-    the trait as text.
+    These are the classes and attributes of its modules, hooks of torch that run around all
+    modules, functions of libraries that were replaced (patched), and the kind of attention. Keys
+    are (path of a module or name of a library, name of the trait), and the values describe the
+    trait as text.
 
     Args:
         module: The model.
-        description: Turns the objects of the model into text. It is filled with these texts.
+        description: Turns the objects of the model into text. It keeps each text that it makes, so
+            that an object that occurs again is not described anew.
     """
+    name_of_class = ""  # the class of a module is its trait without a name
     traits: dict[Trait, str] = {}
     for path, submodule in module.named_modules():
-        description.owner = path
-        traits[path, ""] = description.class_text(type(submodule))
+        description.owner = path  # the texts that follow belong to this module
+        traits[path, name_of_class] = description.class_text(type(submodule))
         for name, text in description.attributes(submodule):
             traits[path, name] = text
     # Hooks that torch runs around the pass of every module belong to no module of the model.

@@ -278,10 +278,12 @@ class Experiment(
     def as_read(self, config: AnalyzeConfig) -> AnalyzeConfig:
         """Return the configuration as it enters the key (a hash) of the experiment's result.
 
-        Settings that the experiment ignores have fixed values, and settings that are None get the
-        recipe's defaults. For an experiment about a population (a set of classifiers), the
-        population is that of the first inner job, since at the paper's scale this job replaces the
-        default population by the published one.
+        Settings that the experiment ignores have fixed values. Settings that are None get the
+        defaults of the recipe that belongs to the scale of the experiment.
+
+        An experiment about a population (a set of classifiers) consists of jobs on one population.
+        Its name depends on the scale, as the paper's population is published and a mini one is
+        trained here, and the configuration alone does not tell it. The first job does.
         """
         read = super().as_read(with_recipe_defaults(config, self.reads))
         if self.measure != "population":

@@ -85,10 +85,11 @@ class Profiles:
 
         It is such as " (87% of its split-half reference)", and stands behind the mean score.
 
-        The score of a layer is Spearman's ρ of the distances between sentences that features
-        predict and those that were measured. No prediction can agree better with measured
-        distances than these agree with each other. So the reference of a layer is how well mean
-        distances in one half of the sentences agree with those in the other half.
+        The score of a layer is Spearman's ρ of the distances between words that features predict
+        and those that were measured. Features can only predict what words with the same features
+        have in common. So the reference of a layer divides the words into two halves: for each two
+        combinations of features it takes the mean distance of their words in either half, and its
+        value is how well these means of both halves agree.
 
         The share of a layer is its score divided by its reference, and the note has the mean of
         the shares. Layers whose reference is not above 0 have no share and are left out. The text

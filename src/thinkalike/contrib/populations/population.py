@@ -223,10 +223,11 @@ class Population(
 
         A stitched classifier runs the first blocks of a source, and then the later blocks of a
         target of the same group of classifiers ("within") or of a different one ("between"). A
-        prediction is flipped if it differs from that of the target alone. Both shares are those at
-        the cut between blocks where the share between groups is largest.
+        prediction is flipped if it differs from that of the target alone. There is a share for
+        each number of blocks of the source (cut). Both headlines are of the cut with the largest
+        share between groups, and have intervals.
         """
-        flipped = _means_by_quantity(result)["flips"]
+        flipped = _means_by_quantity(result)["flips"]  # estimates (value, low, high) for each cut
         cut_index = int(flipped.between.value.argmax())
         headlines = []
         for kind, estimate in (("between", flipped.between), ("within", flipped.within)):

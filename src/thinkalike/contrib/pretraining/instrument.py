@@ -60,11 +60,15 @@ class MiniPretraining(
         return fingerprints(config, ("data",))
 
     def shapes_of(self, config: PretrainJob) -> dict[str, Shape | None]:
-        """Return the shape of the model that will be made, or None if it is unknown.
+        """Return the sizes of the model that will be made, such as layers and width.
 
-        It is read from a config.json that is composed of the settings, in the form of the
+        They are read from a config.json that is composed of the settings, in the form of the
         transformers library or in that of the project's own models. A family that is not in
         `FAMILIES` is treated as one of the project's own.
+
+        Returns:
+            As for every job, the sizes by the side of the model. Here it is "model" alone, with
+            None if the sizes cannot be read.
         """
         model = config.model
         vocabulary = config.pretrain.vocabulary

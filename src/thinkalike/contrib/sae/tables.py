@@ -90,11 +90,12 @@ def curves(materials: SAEMaterials, fitted: FittedAutoencoders) -> pd.DataFrame:
     """Return a table of the training: a row for each autoencoder at each evaluation.
 
     It has the explained variance with an interval over documents, how many latents are active, the
-    share of dead ones, and the operations so far. Autoencoders differ in their start (how their
-    first weights are made), learning rate and seed.
+    share of dead ones, and the floating-point operations to train it so far. Autoencoders differ
+    in their start (how their first weights are made), learning rate and seed.
     """
     config = materials.config
-    errors, spread = fitted.judged  # Σ‖h - ĥ‖² and Σ‖h - μ‖² by document
+    # Of the documents that no setting was chosen on: Σ‖h - ĥ‖² and Σ‖h - μ‖² of each document
+    errors, spread = fitted.judged
     unexplained = bootstrap_interval(errors, spread)  # of Σ errors / Σ spread over documents
     explained = _explained(unexplained)
     curve_of_start = {curve.start: curve for curve in curves_of_starts(materials, fitted)}

@@ -111,10 +111,12 @@ def _rows_of_traits(base: FrozenModel, changed: FrozenModel) -> list[dict[str, s
 
 
 def _trait_name(path: str, name: str) -> str:
-    """Return the path of a module and the name of its trait, joined by a full stop.
+    """Return what a message calls an attribute in which two models differ: "mlp.act_fn".
 
-    The name is "" for the class of the module. If the path is "" as well, the module is a block
-    itself, and the trait is called "class".
+    Args:
+        path: The path of the attribute's module within its block, or "" for the block itself.
+        name: The name of the attribute. It is "" for the class of the module, which is called
+            by the path alone, or "class" if that is "", too.
     """
     names = [text for text in (path, name) if text]
     return ".".join(names) or "class"

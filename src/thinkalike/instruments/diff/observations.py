@@ -75,10 +75,11 @@ class Observations:
     taught_numbers: Mapping[str, float] = field(default_factory=dict)
 
     def read(self) -> list[BatchStates]:
-        """Run both models over all rows, and return the states of the first rows, in batches.
+        """Run base and changed model over all rows, and return the states of the first rows.
 
-        Exchanges of modules and the null are computed on these first rows alone. What the change
-        does at each token of all rows is added to `changes`.
+        States take much memory, so only those of the first `n_first_rows` rows are kept, in
+        batches. For all rows, the differences of the models' outputs at each token are added to
+        `changes`.
         """
         first_batches: list[BatchStates] = []
         n_rows_returned = 0

@@ -190,9 +190,10 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         return ""
 
     def uncomputed_controls(self, result: Result) -> Sequence[str]:
-        """Return in words what models could have been compared with, and were not.
+        """Return the controls that the user could have asked for and did not, in words.
 
-        Such as "by chance (measure.null=true)". By default there is nothing of the kind.
+        They end the sentence "Whether that is more than ... was not computed", such as "by chance
+        (measure.null=true)". By default there are none.
         """
         return ()
 

@@ -315,9 +315,10 @@ def _peak_in_words(peak: pd.Series) -> str:
 
 
 def has_corrected_p(profiles: pd.DataFrame) -> bool:
-    """Return whether p-values that are corrected for all layers and features were computed.
+    """Return whether all importances have a p-value, corrected for all layers and features.
 
-    They need a null distribution of enough sentences. The mean of several subjects has none.
+    Otherwise the user did not ask for permutations, the sentences are too few to be permuted, or
+    the rows are means over several models, for which no p-values are computed.
 
     Args:
         profiles: Rows of the table of profiles.

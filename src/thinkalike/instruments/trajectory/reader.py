@@ -223,17 +223,21 @@ class CheckpointReader:
         return numbers
 
     def _read_text(self, model: FrozenModel, tokenizer: str) -> Text:
-        """Return random rows of the text, which all checkpoints will read.
+        """Return random rows of the job's text, which all checkpoints will read.
+
+        Beside the token ids are the document of each token, what the result will say of the text,
+        such as its name, and by what tokenizer it was read.
 
         Args:
             model: The first checkpoint, whose tokenizer reads the text.
             tokenizer: The fingerprint (hash) of its tokenizer.
         """
-        text = read_random_rows(self.config, self.measure.tokens, model)
+        n_tokens = self.measure.tokens
+        random_rows = read_random_rows(self.config, n_tokens, model)
         return {
-            "tokens": text.rows.tokens,
-            "documents": text.rows.documents,
-            "facts": text.facts,
+            "tokens": random_rows.rows.tokens,
+            "documents": random_rows.rows.documents,
+            "facts": random_rows.facts,
             "tokenizer": tokenizer,
         }
 

@@ -26,8 +26,9 @@ MOST_CHECKPOINTS = 14
 def show_steps(result: Result) -> None:
     """Print a table of some checkpoints: loss, similarity to the last one, and speed.
 
-    The similarity is shown for the first, the middle and the last layer. The speed is a mean over
-    layers of how far states turn (arccos of CKA) per doubling of the step.
+    The similarity is shown for the first, the middle and the last layer. The speed says how far
+    states turn from one checkpoint to the next: arccos of their CKA, divided by how often the step
+    doubles in between, mean over layers. The first checkpoint has none.
     """
     losses = result.tables["losses"]
     indices = _evenly_spaced(len(losses))
@@ -58,7 +59,8 @@ def show_steps(result: Result) -> None:
     show_table(Table(with_share(title, counts), columns))
     show_note(
         "CKA is computed after the mean state of each token and position is removed. Speed: "
-        "arccos of the CKA with the checkpoint before, mean over layers."
+        "arccos of the CKA with the checkpoint before, divided by how often the step doubles in "
+        "between, mean over layers."
     )
 
 

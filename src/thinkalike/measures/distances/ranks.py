@@ -113,14 +113,17 @@ def in_ascending_order(
 def ranks_of_levels(
     levels: Int[Tensor, "*b n"], counts: Float[Tensor, "*c n"], most: int | None = None
 ) -> Float[Tensor, "*b n"]:
-    """Return the mid-ranks, from 1, of values that are given by their order, as levels.
+    """Return the mid-ranks, from 1, of n values, each of which may stand for several copies.
+
+    Equal values share the mean of the ranks of all their copies. In place of the values, their
+    levels are given: whole numbers from 0 that have the order of the values, such as 0, 2, 2 for
+    1.5, 7.0, 7.0.
 
     Args:
-        levels: Whole numbers from 0 in the order of the values, equal for equal values; some
-            numbers may be missing.
-        counts: How many copies there are of each value; the ranks are of all copies.
-        most: How many levels there are at most; a GPU is not waited for where it is known. None:
-            one more than the largest level.
+        levels: The levels. Not all numbers need to occur.
+        counts: How many copies there are of each value. Its shape expands to that of `levels`.
+        most: An upper bound on the number of levels. None: it is one more than the largest level,
+            which a GPU must first compute and hand over.
     """
     if most is None:
         most = int(levels.max()) + 1 if levels.numel() else 0
