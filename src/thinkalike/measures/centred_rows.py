@@ -78,10 +78,13 @@ def centre_all(
 ) -> list[CentredRows]:
     """Return the rows of each layer less their typical point, divided by their typical norm.
 
-    HSIC does not depend on the shift, which is chosen to lose no digits, see
-    `subtract_typical_point`. Rows may be of any size, as they are divided by a power of two first.
-    Shift and scale are constants for gradients. Flaws are recorded, and `refuse_flaws` raises them
-    later, so that a GPU need not be waited for at every layer.
+    HSIC does not depend on the shift. The typical point is chosen such that its subtraction loses
+    no digits, see `subtract_typical_point`. Rows may be of any size, as they are divided by a power
+    of two first. Shift and scale are constants for gradients.
+
+    Beside its rows a layer has its scale, and its leverage: the largest share that one row has in
+    the sum of squared distances from the mean. It also has its flaw, such as a NaN or equal rows,
+    which `refuse_flaws` raises later, so that a GPU need not be waited for at every layer.
 
     Args:
         features: The layers.
@@ -97,13 +100,13 @@ def centre_all(
     else:
         rows = features / unit
     with torch.no_grad():  # constants for a gradient
-        distances, mean = subtract_typical_point(rows)
-        squared_distance = distances.mean(1)
-        flaws = flaw_of(squared_distance, mean.square().sum(1), features.dtype)
-        scale = squared_distance.sqrt()
+        squared_distances, mean = subtract_typical_point(rows)  # changes `rows` in place
+        mean_square = squared_distances.mean(1)
+        flaws = flaw_of(mean_square, mean.square().sum(1), features.dtype)
+        scale = mean_square.sqrt()
     scaled_rows = rows.div_(scale[:, None, None])
-    scale_of_features = scale.double() * unit_of_layer  # as if the unit had not been divided out
-    leverages = distances.amax(1) / distances.sum(1)
+    scale_of_features = scale.double() * unit_of_layer  # that of the rows before the division
+    leverages = squared_distances.amax(1) / squared_distances.sum(1)
     layers = []
     for name, rows_of_layer, scale_of_layer, leverage_of_layer, flaw in zip(
         names, scaled_rows, scale_of_features, leverages, flaws, strict=True

@@ -344,17 +344,20 @@ class LayerMeans(Accumulator):
     def _estimate(self, values: Float[Tensor, "a k k"], states: Mapping[str, Tensor]) -> Estimate:
         """Return values with jackknife intervals over documents.
 
-        Rows of one document depend on each other, which biases the values. If this bias can be
-        computed from the values without parts of the documents, it is subtracted. If it was
-        estimated by leaving out random rows as well, as `states` tell, it widens the interval
-        instead.
+        Rows of one document depend on each other, which biases the values. For a measure that has
+        no bias with independent rows, the jackknife computes this bias from the values without
+        parts of the documents, and it is subtracted. For other measures, batches have estimated it
+        with random rows, which is less certain: then it is not subtracted but widens the interval.
 
         Args:
-            values: The values of all rows, and then without each part of the documents.
-            states: What is stored of all batches, by name; "dependence" is that estimate.
+            values: The values of all rows, and then without each part of the documents, of every
+                two of k layers.
+            states: What is stored of all batches, by name. "dependence" is the estimate with
+                random rows, if the measure needs it.
         """
         expected_mean = self._expected_mean_of_replicates(values, states)
-        estimate = jackknife(values[0], values[1:], expected_mean, is_drawn="dependence" in states)
+        has_random_estimate = "dependence" in states
+        estimate = jackknife(values[0], values[1:], expected_mean, is_drawn=has_random_estimate)
         if estimate.uncorrected is not None and self.measure.higher_is_closer:
             # The correction must not make layers more similar than a layer is with itself, which
             # has the value `best`, unless the uncorrected value is higher.

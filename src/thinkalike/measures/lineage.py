@@ -217,12 +217,13 @@ def compare_heads(source: Float[Tensor, "n h d"], target: Float[Tensor, "m k d"]
 def too_few_to_test(count: int, tests: int, level: float) -> bool:
     """Return whether two blocks have too few units, or heads, for any p-value below a level.
 
-    The test counts the units of one block that have the same position in the other. Only one of
-    the n! orders of n units has all of them in place, so the least possible p-value is 1 / n!, and
+    The test matches each unit of one block with the most similar unit of the other, and counts the
+    matched units that stand at the same position in both blocks. Of the n! orders of n units, only
+    one has all of them at the same position, so the least possible p-value is 1 / n!, and
     tests / n! after Bonferroni's correction.
 
     Args:
-        count: The number n of units, or of heads, of the block with fewer.
+        count: The number n of units of an MLP, or of attention heads; in the block with fewer.
         tests: The number of pairs of blocks that are tested.
         level: The level of significance.
     """

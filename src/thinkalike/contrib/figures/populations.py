@@ -142,13 +142,18 @@ def _draw_distance_matrix(axes: Axes, table: pd.DataFrame) -> AxesImage:
 
 
 def _draw_boxes_by_kind(axes: Axes, table: pd.DataFrame) -> None:
-    """Draw box plots of distances by kind of pair (the two groups), and a point for each pair.
+    """Draw a box plot of distances for each two groups, and a point for each pair of models.
 
     Points are shifted sideways at random so that they do not hide each other.
+
+    Args:
+        axes: Where they are drawn.
+        table: A row for each pair of models, with their names as "source" and "target", their two
+            groups as "pair", and their distance as "value" (Brown et al. 2023, equation 2).
     """
     # Each pair once, as distances are symmetric, and no model with itself.
     pairs = table[table["source"] < table["target"]]
-    values_of_kind = {str(kind): rows["value"] for kind, rows in pairs.groupby("pair")}
+    values_of_kind = {str(groups): rows["value"] for groups, rows in pairs.groupby("pair")}
     axes.boxplot(
         list(values_of_kind.values()),
         widths=0.5,

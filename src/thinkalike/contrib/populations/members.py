@@ -248,8 +248,8 @@ def _finetuned(config: PopulationJob, start: Sequence[str], arguments: Sequence[
     job = compose_inner_job("train", overrides)
     assert isinstance(job, NLIJob)
 
-    # The composed job has default settings of pairs, except for those that `arguments` change. So
-    # the latter are read from it, and all other settings of pairs from the population's job.
+    # The pairs are those of the population's job, except for settings that `arguments` change. The
+    # composed job has parsed these, so their values are taken from it.
     changed_pair_settings = {}
     for argument in arguments:
         if argument.startswith(PAIRS_PREFIX):

@@ -100,11 +100,12 @@ class Population(
         return {"pairs": pairs}
 
     def prepare(self, config: PopulationJob) -> Mapping[str, Member | str]:
-        """Return the classifiers of the population by name, after fine-tuning missing ones.
+        """Return the classifiers (members) of the population, by name.
 
-        If the user chose a dtype or context that differs from that of the classifiers, there is a
-        further entry "members run with", such as "dtype=float32". Everything that is returned
-        enters the hash of the job, and these settings must, as they change its numbers.
+        `members_of` fine-tunes those that are not stored yet. Everything that is returned here
+        enters the hash of the job. A dtype or context that the user chose changes the job's
+        numbers, so if it differs from that of the classifiers, it is returned as well, as an entry
+        "members run with" whose value is a text such as "dtype=float32".
 
         Raises:
             ConfigError: Two classifiers have the same name.

@@ -62,8 +62,9 @@ class EditedTensor(NamedTuple):
 def weights_in_words(table: pd.DataFrame) -> str:
     """Return in words which operation changed which tensors, the most widespread operation first.
 
-    Tensors that the same operation changed are named together. At most `MOST_OPERATIONS` of them
-    are named.
+    Tensors that the same operation changed are named together, for `MOST_OPERATIONS` operations at
+    most. If the operation on some tensor was not recognised, a last sentence advises the user to
+    name a third model: then mixtures of base and third model are tried as well.
 
     Args:
         table: A row for each tensor that differs, with the operation that changed it.
@@ -90,11 +91,13 @@ def weights_in_words(table: pd.DataFrame) -> str:
     if remaining:
         in_words += f"; {remaining} more in weights.csv"
     in_words += "."
-    # Tensors that only one of the models has are without a size.
-    is_unrecognised = table["operation"].isin(UNRECOGNISED_OPERATIONS) & table["size"].notna()
+    # The size of a change is missing for tensors that only one of the models has: no operation on
+    # the base's tensor could have made them.
+    is_in_both_models = table["size"].notna()
+    is_unrecognised = table["operation"].isin(UNRECOGNISED_OPERATIONS) & is_in_both_models
     if is_unrecognised.any():
-        third = named_setting("measure.other", like="MODEL")
-        in_words += f" {third} also tests mixtures with that model."
+        setting_of_third_model = named_setting("measure.other", like="MODEL")
+        in_words += f" {setting_of_third_model} also tests mixtures with that model."
     return in_words
 
 
