@@ -79,8 +79,8 @@ def centre_all(
     """Return the rows of each layer less their typical point, divided by their typical norm.
 
     HSIC does not depend on the shift. The typical point is chosen such that its subtraction loses
-    no digits, see `subtract_typical_point`. Rows may be of any size, as they are divided by a power
-    of two first. Shift and scale are constants for gradients.
+    no digits, see `subtract_typical_point`. Rows may be of any size, as they are divided by a
+    power of two first. Shift and scale are constants for gradients.
 
     Beside its rows a layer has its scale, and its leverage: the largest share that one row has in
     the sum of squared distances from the mean. It also has its flaw, such as a NaN or equal rows,
