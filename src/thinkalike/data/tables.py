@@ -297,14 +297,15 @@ def checked_frame(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
 def _in_types_of_pandas(column: pd.Series) -> pd.Series:
     """Return a column with the same values in pandas' own types, if it has a type of Arrow.
 
-    An Arrow column raises an error when it is compared with values of another type, such as
-    numbers with the string "NaN" of a missing cell.
+    A column of Arrow raises an error when it is compared with values of another type: a column of
+    numbers, for example, when its missing cells are looked for by their text, "NaN".
     """
     if not isinstance(column.dtype, pd.ArrowDtype):
         return column
     if column.dtype.kind in "iufb":  # integers, floats and truth values
-        wide = plain_column(column, str(column.name))  # pandas has no nullable float16
-        return wide.convert_dtypes(dtype_backend="numpy_nullable")
+        # float16 becomes float32 by this, as pandas has no nullable float16.
+        float_of_pandas = plain_column(column, str(column.name))
+        return float_of_pandas.convert_dtypes(dtype_backend="numpy_nullable")
     import pyarrow
 
     values = pyarrow.array(column.array).to_pandas()

@@ -190,14 +190,16 @@ class FastPaths(Generic[Prepared]):
     def compare_leaving_out_parts(
         self, layers: Sequence[Prepared], model_pairs: ModelPairs, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return the values of layers with all rows, then those without each part of the rows.
+        """Return the values of layer pairs with all rows, then those without each part of the rows.
 
-        They have the shape (1 + parts, l, m) for each pair of models in `model_pairs`. A ratio,
-        such as CKA, has only its numerators here, HSICs, from which `ratios` computes the values.
+        For each pair of models the result is (1 + parts, l, m): a value for each of the l layers of
+        the first model and each of the m layers of the second. For a measure that is a ratio, such
+        as CKA, the values are its numerators (HSIC). The denominators are the numerators of a layer
+        with itself, so that `ratios` computes the measure from these alone.
 
         Args:
-            layers: The prepared layers.
-            model_pairs: The layers of each model, and which models are compared.
+            layers: The layers of all models, as `prepare` returns them.
+            model_pairs: Which of the layers belong to each model, and which models are compared.
             sizes: How many rows each part has; the parts follow one another and cover all rows.
         """
         raise NotImplementedError

@@ -44,14 +44,17 @@ def permuted_rows(
 def permuted_within(
     documents: Int[Tensor, " kept"], groups: RowGroups, seed: int
 ) -> Int[Tensor, " kept"]:
-    """Return an order of rows in which documents change places at random within each group.
+    """Return an order of rows that permutes documents at random within each group.
 
-    Rows are counted in the order of `groups`: row i of the new order is the former row order[i].
+    `permuted_rows` permutes the rows of one group, of which those of one document move together.
+    Rows are counted in the order of `groups`, in which groups of one size follow each other, small
+    ones first. Row i of the new order is the former row order[i].
 
     Args:
         documents: The number of the document of each row, for rows in the order of `groups`.
         groups: The groups of rows, such as those of one token.
-        seed: The seed of the permutation, the same for all groups.
+        seed: The seed of the permutation. It is the same for all groups, so that groups with the
+            same documents are permuted alike.
     """
     rows_by_size = groups.split_by_size(torch.arange(len(documents)))
     documents_by_size = groups.split_by_size(documents.cpu())

@@ -84,8 +84,8 @@ def _ridge_map(statistics: PairStatistics, ridge: float) -> AffineMap:
 def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
     """Return the share of the target's variance that a map leaves unexplained.
 
-    It is Σ‖y - W x - b‖² / Σ‖y - ȳ‖². The first sum is that of the deviations from the means, plus
-    n times the squared distance of ȳ from W x̄ + b.
+    It is Σ‖y - W x - b‖² / Σ‖y - ȳ‖². With deviations x' = x - x̄ and y' = y - ȳ, the first sum is
+    Σ‖y' - W x'‖² + n ‖ȳ - W x̄ - b‖².
 
     Args:
         fit: The map x ↦ W x + b.
@@ -95,7 +95,8 @@ def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
         ValueError: The target's states do not vary.
     """
     total = statistics.yy.trace()  # Σ‖y - ȳ‖²
-    if statistics.reversed.is_constant:  # `reversed` has y in the place of x
+    from_target_to_source = statistics.reversed  # with y in the place of x
+    if from_target_to_source.is_constant:
         raise ValueError(
             "a side whose states do not vary has no variance to explain: leave this pair out"
         )

@@ -38,7 +38,7 @@ STEP = re.compile(r"(?:step|checkpoint)[-_=]?(\d+)")
 # The suffixes of files of a configuration and of a tokenizer, ...
 TOKENIZER_SUFFIXES = set(READ_WHOLE)
 # ... the names of those that loading reads, and not of a run's notes, which may be long, ...
-NAMES_OF_READ = re.compile(
+NAMES_THAT_LOADING_READS = re.compile(
     "token|vocab|merges|config|special|chat_template|piece|spm|bpe|^dict|emoji|tekken|maps|index"
 )
 # ... and of all files that loading may read, with those of weights.
@@ -263,10 +263,11 @@ def _has_weight_files(folder: Path) -> bool:
 
 
 def _check_readable(folder: Path, names: Collection[str]) -> None:
-    """Refuse files of a checkpoint that cannot be read, or are too large.
+    """Refuse files of a checkpoint that cannot be read, and files of settings that are too large.
 
-    transformers would say that an unreadable file is missing, wait for a pipe without end, and
-    fill the memory with a large file that it reads as a whole.
+    transformers would say that an unreadable file is missing, and would wait forever for a named
+    pipe. It reads files of a configuration or of a tokenizer as a whole, whose size is therefore
+    limited.
 
     Args:
         folder: The folder of the checkpoint.
@@ -284,7 +285,7 @@ def _check_readable(folder: Path, names: Collection[str]) -> None:
         # For a link whose target does not exist, `isfile` is false, so it is refused below.
         if os.path.isfile(path) and os.access(path, os.R_OK):
             size = os.path.getsize(path)
-            is_read_whole = suffix in TOKENIZER_SUFFIXES and NAMES_OF_READ.search(name)
+            is_read_whole = suffix in TOKENIZER_SUFFIXES and NAMES_THAT_LOADING_READS.search(name)
             if is_read_whole and size > LARGEST_READ_WHOLE:
                 raise ModelError(too_large(path, size))
             continue
@@ -379,6 +380,9 @@ def weight_map(index: Path) -> dict[str, str]:
 
 def check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) -> None:
     """Raise a ModelError if the files of a whole model include an adapter_config.json.
+
+    With both in one place, it is unclear whether the model is meant or the model with the adapter.
+    On the hub, where adapters are not read, a repository with an adapter is refused altogether.
 
     Args:
         config: The configuration of the model.

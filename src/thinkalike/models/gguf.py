@@ -126,8 +126,10 @@ def split_words_as_stated(
 ) -> PreTrainedTokenizerFast:
     """Make a tokenizer split texts into words (before BPE) as its GGUF file states, and return it.
 
-    transformers follows the rule that the file names, except rules that also make each digit a
-    word. For these, the pre-tokenizer is replaced in place.
+    The file names a rule, which transformers follows with two exceptions. It does not make each
+    digit a word of its own where the rule says so: for such rules, the pre-tokenizer is replaced
+    in place. And it follows the rule of GPT-2 in place of one that it does not know, which is
+    refused here unless both come to the same.
 
     Args:
         tokenizer: The tokenizer that transformers made of the file.
@@ -148,10 +150,11 @@ def split_words_as_stated(
         ]
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         return tokenizer
-    # Only byte-level BPE, which GGUF files call gpt2, has such a rule. For one that it does not
-    # know, transformers splits as GPT-2 does, which is right for those in LIKE_GPT2.
+    # Only byte-level BPE has such a rule, and "gpt2" is its name in GGUF files of any model. The
+    # rules in LIKE_GPT2 are that of the model GPT-2 under other names.
+    is_byte_level_bpe = fields.get("tokenizer.ggml.model") == "gpt2"
     known_rules = LIKE_GPT2 | set(GGUF_PRE_TOKENIZER_SPLITS)
-    if fields.get("tokenizer.ggml.model") == "gpt2" and rule_name not in known_rules:
+    if is_byte_level_bpe and rule_name not in known_rules:
         raise ModelError(
             f"{path} cuts texts by tokenizer.ggml.pre={rule_name}, which transformers does not "
             f"know; {TAKE_ORIGINAL}"

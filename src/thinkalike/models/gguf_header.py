@@ -155,16 +155,16 @@ def _read_tensor_description(cursor: _Cursor, expected_start: int) -> tuple[str,
 
     Args:
         cursor: Reads the header.
-        expected_start: The byte at which the tensor begins, from the end of the header: that after
-            the tensor before it, and after the bytes that align it. llama.cpp reads no file in
-            which a tensor begins elsewhere.
+        expected_start: The byte at which the tensor must begin, counted from the end of the
+            header: behind the previous tensor and the bytes that pad it. llama.cpp reads no file
+            in which a tensor begins elsewhere.
 
     Returns:
         The name of the tensor, its type, and the byte after its end, from the end of the header.
 
     Raises:
-        ValueError: The tensor has too many dimensions, begins elsewhere, or would end beyond the
-            end of the file.
+        ValueError: The tensor has too many dimensions, a type that is not known, or begins
+            elsewhere, or the whole file is shorter than its tensors.
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -181,8 +181,8 @@ def _read_tensor_description(cursor: _Cursor, expected_start: int) -> tuple[str,
             f"take {expected_start:,} bytes"
         )
     entries_per_block, bytes_per_block = GGML_QUANT_SIZES[tensor_type]
-    # `start` counts from the end of the header, whose length is not known yet. So the tensor ends
-    # at this byte or later.
+    # It counts from the end of the header, whose length is not known yet. So the tensor ends at
+    # this byte of the file or at a later one.
     stop = start + n_entries // entries_per_block * bytes_per_block
     file_length = len(cursor.content)
     if stop > file_length:

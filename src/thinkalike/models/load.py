@@ -238,8 +238,9 @@ def _read_checkpoint(
 def _device_of_states(module: torch.nn.Module, device: torch.device) -> torch.device:
     """Return the device of the states and logits that a loaded model returns.
 
-    It is `device`. If accelerate has spread the model over several devices, it is the first of
-    these that is neither the CPU nor the disk, or else the CPU.
+    It is `device`, unless accelerate has spread the model over several devices. Accelerate brings
+    the outputs of such a model back to the device on which the pass began: the first one in its
+    map that computes, or the CPU if there is no GPU.
     """
     device_map = getattr(module, "hf_device_map", None)
     if device_map is None:

@@ -120,8 +120,9 @@ def model_names(jobs: Sequence[MeasureJob]) -> list[str]:
 def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.DataFrame:
     """Join the results of all jobs to one row for each layer pair, with a column for each measure.
 
-    A measure of predictions (logits) has a value only in the rows of the last layers of both
-    models; its other cells are NaN.
+    Layer pairs are those of the first measure of states, of which an atlas has at least one. A
+    measure of predictions (logits) has a value only in the rows of the last layers of both models;
+    its other cells are NaN.
 
     Args:
         jobs: The jobs of the atlas, each of which applies one measure to one pair of models.
@@ -149,7 +150,8 @@ def joined_table(jobs: Sequence[MeasureJob], results: Sequence[Result]) -> pd.Da
         table = table.merge(values, how="left", on=PAIR_COLUMNS)
     last_layers = table.groupby(MODEL_COLUMNS, sort=False)[LAYER_COLUMNS].max().reset_index()
     for values in tables_of_outputs:
-        # One row for each pair of models, which gets the numbers of their last layers.
+        # These have one row for each pair of models, and the word "logits" in place of the numbers
+        # of layers. The row gets the numbers of the last layers of both models.
         at_last_layers = values.drop(columns=LAYER_COLUMNS).merge(last_layers, on=MODEL_COLUMNS)
         table = table.merge(at_last_layers, how="left", on=PAIR_COLUMNS)
     return table[[*PAIR_COLUMNS, *value_columns]]

@@ -187,7 +187,7 @@ def _dose_rows(table: pd.DataFrame, judge: Judge) -> list[DoseRow]:
         judge: The similarity measure. The values of a distance are negated for the correlation
             alone.
     """
-    # Over courts; the scores of a distance are its negated values.
+    # The mean over courts. The scores of a distance are its negated values.
     mean_scores = scores_by_court(table, judge, ["dose"]).mean()
     by_percentage = []
     for source, score in mean_scores.items():
@@ -199,7 +199,9 @@ def _dose_rows(table: pd.DataFrame, judge: Judge) -> list[DoseRow]:
     rank_correlation = float(spearman(percentages, ordered_scores))
     rows = []
     for percentage, score in by_percentage:
-        value = score if judge.higher else -score  # the values of a distance are not negated
+        value = (
+            score if judge.higher else -score
+        )  # for a distance, the value before it was negated
         rows.append(DoseRow(judge.name, percentage / 100, value, rank_correlation))
     return rows
 

@@ -206,8 +206,9 @@ class TargetResults:
     def target_runs(self) -> list[TargetRun]:
         """The target's own states and losses, for each batch of the evaluation text.
 
-        States are those of the layer that sources are compared with, and of all later layers,
-        which are compared with those of a target that resumes from a source's mapped states.
+        States are those of the layer that sources are compared with, and of all later layers.
+        These serve for a comparison with a stitched model, in which the states of a source,
+        mapped to this layer, replace the target's own, and its later layers run on from them.
         """
         target = self.materials.target
         layers = range(self.materials.layer, target.n_layers)

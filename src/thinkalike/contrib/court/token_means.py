@@ -135,8 +135,10 @@ def with_means_of_other_tokens(materials: Materials) -> StateFunction:
 
     The mean state of the token itself is subtracted, and that of a different token is added. Each
     token has a replacement, drawn at random among the tokens that have a mean: those that occur in
-    the text from which a source may learn. A token without a mean is its own replacement.
+    the training text of sources (`other_rows`), which is other text than that of the comparison. A
+    token without a mean is its own replacement.
     """
+    # A function from rows of tokens to the mean state of each token
     token_mean = mean_states_of_ngrams(materials, TokenMeans)
     generator = seeded(materials.seed_for("other tokens"))
     tokens_with_mean = materials.other_rows.long().unique()

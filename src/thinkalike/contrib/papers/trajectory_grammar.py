@@ -45,8 +45,9 @@ def _trajectory_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for each seed, which compares the checkpoints of its training.
 
     At the paper's scale the checkpoints are published, as one model for each seed. At mini scale
-    the job trains the only model first, with the options in `measure.train` if these are set. It
-    compares fewer tokens, and computes no importance of features, which no claim needs.
+    the experiment has one model, which each job trains first: with the options in `measure.train`,
+    or else with `MINI_TRAINING`. To be quick, it then compares fewer tokens, and leaves out the
+    importance of features, which the claims of the experiment do not rest on.
     """
     if experiment.scale == "paper":
         return [InnerJob(name, (model,)) for name, model in experiment.models.items()]

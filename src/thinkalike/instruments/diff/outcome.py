@@ -81,9 +81,10 @@ def outcome_of_diff(observed: Observations) -> Outcome:
 
 
 def outcome_of_equal_models(base: FrozenModel, margin: Mapping[str, float | None]) -> Outcome:
-    """Return the outcome for two equal models: all numbers are 0, and no text is read.
+    """Return the outcome of a diff of two equal models: all numbers are 0, and no text is read.
 
-    The exit statuses of equivalence tests are 0 as well: 0 means "equivalent".
+    "modules" and "settings" are the numbers of those that differ, and "tokens" is how many were
+    read. The exit statuses of equivalence tests are 0 as well, which means "equivalent".
 
     Args:
         base: One of the models, which says what modules there are.

@@ -117,13 +117,15 @@ def with_similarity(
     *,
     is_back: bool = False,
 ) -> pd.DataFrame:
-    """Return the details of one direction with columns of the similarity of states added.
+    """Return the details of stitches in one direction, with columns on the similarity of states.
+
+    Stitches from source to target and those back have tables of their own. The R² of the states of
+    both layers is the same for both, but what is "forward" in one is "backward" in the other.
 
     Args:
-        details: The details of the direction.
-        columns: The columns, named for the direction from source to target.
-        is_back: Whether the direction is from target to source. The columns of the forward and the
-            backward value then exchange their names.
+        details: The details of the stitches.
+        columns: The columns by the names that they have for stitches from source to target.
+        is_back: Whether the stitches are from target to source.
     """
     if not is_back:
         return details.assign(**columns)

@@ -124,14 +124,19 @@ def simultaneous_t(
     """Return the t for jackknife intervals of s values that hold for all of them together.
 
     It is the quantile of maxₛ |Tₛ|, where T has the multivariate t distribution with b - 1 degrees
-    of freedom and the correlation of the replicates. T is drawn: Tₛ = Σ g d / √(Σ d²) / √(χ² /
-    (b - 1)), with sums over the b replicates, standard normal g, and d the deviations of a value's
-    replicates from their mean (Hothorn, Bretz & Westfall 2008). For a single value it is Student's
-    t up to the error of drawing. A value whose replicates are all equal up to rounding is ignored,
-    as the similarity of a checkpoint to itself is.
+    of freedom and the correlation of the replicates (Hothorn, Bretz & Westfall 2008). For a single
+    value it is Student's t up to the error of drawing. T is drawn from normal numbers g and a
+    number χ² of the chi-squared distribution:
+
+        Tₛ = (Σ g d / √(Σ d²)) / √(χ² / (b - 1)),
+
+    where sums are over the b replicates, and d is the deviation of a replicate of value s from
+    their mean. A value whose replicates are all equal up to rounding, such as the similarity of a
+    checkpoint to itself, is left out; if all are, t is 0.
 
     Args:
-        replicates: b replicates of s values, in each of r families.
+        replicates: b replicates of s values, for each of r sets of values. Intervals hold together
+            for the values of one set.
         level: The level of the intervals.
         draws: How many T are drawn.
     """
