@@ -303,7 +303,7 @@ def _in_types_of_pandas(column: pd.Series) -> pd.Series:
     if not isinstance(column.dtype, pd.ArrowDtype):
         return column
     if column.dtype.kind in "iufb":  # integers, floats and truth values
-        # float16 becomes float32 by this, as pandas has no nullable float16.
+        # This widens float16, of which pandas has no nullable type.
         float_of_pandas = plain_column(column, str(column.name))
         return float_of_pandas.convert_dtypes(dtype_backend="numpy_nullable")
     import pyarrow

@@ -190,12 +190,12 @@ class FastPaths(Generic[Prepared]):
     def compare_leaving_out_parts(
         self, layers: Sequence[Prepared], model_pairs: ModelPairs, sizes: Sequence[int]
     ) -> dict[Pair, Float[Tensor, "_ l m"]]:
-        """Return the values of layer pairs with all rows, then those without each part of the rows.
+        """Return the values of layer pairs with all rows, and then without each part of the rows.
 
-        For each pair of models the result is (1 + parts, l, m): a value for each of the l layers of
-        the first model and each of the m layers of the second. For a measure that is a ratio, such
-        as CKA, the values are its numerators (HSIC). The denominators are the numerators of a layer
-        with itself, so that `ratios` computes the measure from these alone.
+        For each pair of models the result is (1 + parts, l, m): a value for each of the l layers
+        of the first model and each of the m layers of the second. For a measure that is a ratio,
+        such as CKA, the values are its numerators (HSIC). The denominators are the numerators of a
+        layer with itself, so that `ratios` computes the measure from these alone.
 
         Args:
             layers: The layers of all models, as `prepare` returns them.

@@ -199,9 +199,7 @@ def _dose_rows(table: pd.DataFrame, judge: Judge) -> list[DoseRow]:
     rank_correlation = float(spearman(percentages, ordered_scores))
     rows = []
     for percentage, score in by_percentage:
-        value = (
-            score if judge.higher else -score
-        )  # for a distance, the value before it was negated
+        value = score if judge.higher else -score  # of a distance, as before it was negated
         rows.append(DoseRow(judge.name, percentage / 100, value, rank_correlation))
     return rows
 

@@ -225,10 +225,10 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     def score(self, X: object, Y: object) -> float | Float[Tensor, " l"]:
         """Return Spearman's ρ of predicted and neural distances over all pairs.
 
-        It is a number if Y is one layer, else a tensor with the ρ of each layer. X may have a level
-        (a value of a nominal feature) that the fit did not see. The parameter `unknown` says what
-        then happens: under "error" it is refused, and under "new" it is equally far from all other
-        levels.
+        It is a number if Y is one layer, else a tensor with the ρ of each layer. X may have a
+        level (a value of a nominal feature) that the fit did not see. The parameter `unknown` says
+        what then happens: under "error" it is refused, and under "new" it is equally far from all
+        other levels.
 
         Args:
             X: The features of stimuli, a table with the columns that `fit` was given.
