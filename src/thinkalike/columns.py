@@ -11,7 +11,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -74,8 +74,20 @@ class Columns:
     kinds: Mapping[str, Kind]
 
     @classmethod
-    def read(cls, path: Path, most_bytes: int, most_columns: int = MOST_COLUMNS) -> Columns:
+    def read(
+        cls,
+        path: Path,
+        most_bytes: int,
+        most_columns: int = MOST_COLUMNS,
+        text_columns: Collection[str] = (),
+    ) -> Columns:
         """Return the table of a .csv file.
+
+        Args:
+            path: The file.
+            most_bytes, most_columns: A larger table is refused.
+            text_columns: The names of columns that hold texts, whatever they look like. The kind of
+                every other column is that of which all of its cells can be.
 
         Raises:
             ForeignFileError: It is too large or no table.
@@ -88,15 +100,16 @@ class Columns:
             if header.count(b",") >= most_columns:  # before a text is made of each
                 raise ForeignFileError(f"it has more than {most_columns:,} columns")
             file.seek(0)
-            return cls._of_lines(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""))
+            lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+            return cls._of_lines(lines, text_columns)
 
     @classmethod
-    def parsed(cls, text: str) -> Columns:
-        """Return the table that a text in the form of .csv holds."""
-        return cls._of_lines(io.StringIO(text, newline=""))
+    def parsed(cls, text: str, text_columns: Collection[str] = ()) -> Columns:
+        """Return the table that a text in the form of .csv holds, see `read`."""
+        return cls._of_lines(io.StringIO(text, newline=""), text_columns)
 
     @classmethod
-    def _of_lines(cls, lines: Iterable[str]) -> Columns:
+    def _of_lines(cls, lines: Iterable[str], text_columns: Collection[str]) -> Columns:
         reader = csv.reader(lines, strict=True)
         try:
             names = next(reader, [])
@@ -111,9 +124,12 @@ class Columns:
         values: dict[str, Sequence[Cell]] = {}
         kinds: dict[str, Kind] = {}
         for position, name in enumerate(names):
-            kind, column = _read_column([row[position] for row in rows])
-            kinds[name] = kind
-            values[name] = column
+            cells = [row[position] for row in rows]
+            if name in text_columns:
+                kinds[name] = "text"
+                values[name] = _texts(cells)
+            else:
+                kinds[name], values[name] = _read_column(cells)
         return cls(values, kinds)
 
     def frame(self) -> pd.DataFrame:
@@ -184,6 +200,19 @@ class Columns:
         values = {name: self.values[name] for name in remaining}
         kinds = {name: self.kinds[name] for name in remaining}
         return Columns(values, kinds)
+
+
+def text_columns_of(table: pd.DataFrame) -> list[str]:
+    """Return the names of the columns that hold texts, such as names of models.
+
+    A file of the table does not tell them from numbers: two models may be called 1.10 and 1.1.
+    """
+    names = []
+    for name, column in table.items():
+        filled = column.dropna()
+        if len(filled) and all(isinstance(value, str) for value in filled):
+            names.append(str(name))
+    return names
 
 
 def _read_column(cells: list[str]) -> tuple[Kind, Sequence[Cell]]:

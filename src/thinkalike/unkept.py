@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from thinkalike.advice import named_setting
-from thinkalike.columns import Columns
+from thinkalike.columns import Columns, text_columns_of
 from thinkalike.errors import StoreError, checked_path, in_home, one_line
 from thinkalike.store import (
     Result,
@@ -244,4 +244,4 @@ def _as_json(content: JsonObject) -> JsonObject:
 
 def _as_from_file(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table with the column types that its file would give back."""
-    return Columns.parsed(table.to_csv(index=False)).frame()
+    return Columns.parsed(table.to_csv(index=False), text_columns_of(table)).frame()

@@ -108,6 +108,7 @@ class ResultRecord(TypedDict):
         scalars: numbers of the whole result.
         settings: the settings that entered the key, nested as in the configuration.
         headlines: the most important numbers; older results have none.
+        text_columns: the columns of each table that hold texts; older results have none.
     """
 
     kind: str
@@ -117,6 +118,7 @@ class ResultRecord(TypedDict):
     settings: dict[str, Any]
     provenance: Provenance
     headlines: NotRequired[list[HeadlineRecord]]
+    text_columns: NotRequired[dict[str, list[str]]]
 
 
 @contextlib.contextmanager
@@ -170,6 +172,7 @@ def checked_record(record: Mapping[str, object]) -> ResultRecord:
     _check_count("settings", len(by_dotted_name(settings)), MOST_SETTINGS)
     _check_count("scalars", len(scalars), MOST_SCALARS)
     _check_headlines(record.get("headlines", []))
+    _check_text_columns(_json_object(record, "text_columns"))
     _check_provenance(provenance)
 
     checked = {**record, "scalars": scalars, "settings": settings, "provenance": provenance}
@@ -195,6 +198,13 @@ def _check_headlines(headlines: object) -> None:
     if not isinstance(headlines, list) or not all(map(_is_headline, headlines)):
         raise ForeignFileError("its headlines are not a list of names with numbers")
     _check_count("headlines", len(headlines), MOST_HEADLINES)
+
+
+def _check_text_columns(text_columns: Mapping[str, object]) -> None:
+    """Raise a ForeignFileError unless the value of each table is a list of names."""
+    for names in text_columns.values():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ForeignFileError("its text_columns are not lists of names")
 
 
 def _check_provenance(provenance: Mapping[str, object]) -> None:

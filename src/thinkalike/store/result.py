@@ -16,7 +16,7 @@ import yaml
 
 from thinkalike.advice import named_setting
 from thinkalike.catalogue import FORMER_COLUMNS, instrument_of_kind
-from thinkalike.columns import MOST_COLUMNS, Columns
+from thinkalike.columns import MOST_COLUMNS, Columns, text_columns_of
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, checked_path, in_home, one_line, plain_line
 from thinkalike.files import ForeignFileError, open_regular, read_yaml
@@ -319,9 +319,12 @@ class Result:
             StoreError: The file is missing, damaged or too large.
         """
         file = self._checked_path(file_name)
-        table_name = present_table(file_name.removesuffix(".csv"), self._former_columns)
+        stored_name = file_name.removesuffix(".csv")
+        table_name = present_table(stored_name, self._former_columns)
+        # Results of earlier versions do not say which columns hold texts.
+        text_columns = self._record.get("text_columns", {}).get(stored_name, [])
         with errors_naming(file):
-            stored = Columns.read(file, most_bytes, most_columns)
+            stored = Columns.read(file, most_bytes, most_columns, text_columns)
             return stored.renamed(self._former_columns, table_name)
 
     def _read_table(self, file_name: str) -> pd.DataFrame:
@@ -496,7 +499,8 @@ def write_content(
     Args:
         folder: The folder, which exists.
         config: The configuration as nested dictionaries.
-        record: The content of result.json.
+        record: The content of result.json, without the names of the columns that hold texts, which
+            are added here.
         tables: The tables by name; each becomes NAME.csv.
         arrays: The arrays by name; without any, no file is written for them.
     """
@@ -508,7 +512,9 @@ def write_content(
         table.to_csv(folder / f"{name}.csv", index=False)
     if arrays:
         np.savez_compressed(folder / ARRAYS, **arrays)  # type: ignore[arg-type]
-    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    text_columns = {name: text_columns_of(table) for name, table in tables.items()}
+    whole_record = {**record, "text_columns": text_columns}
+    (folder / RECORD).write_text(json.dumps(whole_record, indent=1) + "\n")
 
 
 def open_result(folder: str | os.PathLike[str]) -> Result:
