@@ -1479,6 +1479,20 @@ def test_a_result_in_memory_is_in_no_folder_until_it_is_saved(tmp_path):
 
 
 @pytest.mark.ci_slow
+def test_layers_and_recordings_may_be_called_by_numbers(tmp_path):
+    """Modules within nn.Sequential are called 0.1 and 0.10, and checkpoints by their steps."""
+    drawn = np.random.default_rng(0).normal(size=(6, 40, 3))
+    layers = dict(zip(("0.1", "0.2", "0.10"), drawn, strict=False))
+    result = thinkalike.compare(layers, dict(zip(layers, drawn[3:], strict=True)))
+    assert set(result.details["source_layer"]) == set(layers)
+    files = [tmp_path / name for name in ("1.10.npy", "1.1.npy")]
+    for file, states in zip(files, drawn, strict=False):
+        np.save(file, states)
+    stored = thinkalike.compare(*files, store=tmp_path / "store")
+    assert stored.summary.startswith("CKA of 1.10 and 1.1 is ")
+    assert set(stored.details["target"]) == {"1.10", "1.1"}
+
+
 def test_stitches_in_memory_are_those_of_the_saved_result(tmp_path):
     result = thinkalike.stitch(PAIR[0], layers=[1], kind="least_squares", steps=1, evaluation_tokens=2048)
     saved = result.save(tmp_path / "mine")

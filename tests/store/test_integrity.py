@@ -275,6 +275,7 @@ HOSTILE = {
     "provenance": {"provenance": []},
     "phases": {"provenance": {"phases": {"a": "b"}}},
     "headlines": {"headlines": [{"name": "a"}] * 3},
+    "text columns": {"text_columns": {"table": "source"}},
     "many": {"headlines": [{"name": "a", "value": 1.0}] * 200_000},
     "few but too many": {"headlines": [{"name": "a", "value": 1.0}] * 2_000},
     "kind": {"kind": 3},
