@@ -1485,10 +1485,10 @@ def test_layers_and_recordings_may_be_called_by_numbers(tmp_path):
     layers = dict(zip(("0.1", "0.2", "0.10"), drawn, strict=False))
     result = thinkalike.compare(layers, dict(zip(layers, drawn[3:], strict=True)))
     assert set(result.details["source_layer"]) == set(layers)
-    files = [tmp_path / name for name in ("1.10.npy", "1.1.npy")]
-    for file, states in zip(files, drawn, strict=False):
-        np.save(file, states)
-    stored = thinkalike.compare(*files, store=tmp_path / "store")
+    paths = [tmp_path / name for name in ("1.10.npy", "1.1.npy")]
+    for path, states in zip(paths, drawn, strict=False):
+        np.save(path, states)
+    stored = thinkalike.compare(*paths, store=tmp_path / "store")
     assert stored.summary.startswith("CKA of 1.10 and 1.1 is ")
     assert set(stored.details["target"]) == {"1.10", "1.1"}
 

@@ -93,7 +93,9 @@ def test_tables_and_arrays_are_copied_one_by_one_and_stay_as_they_were(tmp_path,
         result.tables["first"] = table
 
 
-@pytest.mark.parametrize("names", [("1.10", "1.1"), ("100", "1e2"), ("True", "False"), ("nan", "None"), ("0.1", "0.10")])
+@pytest.mark.parametrize(
+    "names", [("1.10", "1.1"), ("100", "1e2"), ("True", "False"), ("nan", "None"), ("0.1", "0.10")]
+)
 def test_names_that_look_like_numbers_or_blanks_stay_texts(tmp_path, names):
     table = pd.DataFrame({"model": names, "value": [0.5, 1.0]})
     result = Result(done(tmp_path, tables={"named": table}))
