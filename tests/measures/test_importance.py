@@ -351,6 +351,27 @@ def test_a_layer_whose_reference_hangs_on_a_tenth_of_the_stimuli_has_no_interval
     assert 0 < reasons < 12, "control: there are both"
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_a_feature_of_texts_moves_by_text_where_groups_are_words(told):
+    """24 texts of 4 words each: the states of a text are alike, as is what is drawn for each text."""
+    text, word = torch.arange(24).repeat_interleave(4), torch.arange(4).repeat(24) * 3 + torch.arange(96) // 32
+    generator = torch.Generator().manual_seed(2)
+    states = torch.randn(24, 4, generator=generator, dtype=torch.float64)[text]
+    states = states + 0.1 * torch.randn(96, 4, generator=generator, dtype=torch.float64)
+    feature = torch.randint(0, 2, (24,), generator=generator)[text].double()[:, None]
+    more = {"texts": text} if told else {}
+    importance = feature_importance(
+        MLEM(alpha=1.0), feature, [states], groups=word, folds=2, permutations=1, null=9, **more
+    )
+    null = importance.null[:, 0, 0]
+    assert (null.std() > 0.02) == told, "whole texts vary more by chance than single stimuli"
+
+
+def test_the_texts_of_stimuli_have_as_many_rows():
+    with pytest.raises(ValueError, match="texts has shape"):
+        feature_importance(MLEM(alpha=1.0), torch.arange(20) % 2, torch.randn(20, 2), texts=torch.arange(19))
+
+
 def test_irrelevant_values_move_between_whole_groups():
     generator = torch.Generator().manual_seed(0)
     groups = torch.arange(12).repeat_interleave(torch.tensor([3, 1, 4, 2] * 3))
