@@ -125,6 +125,8 @@ def test_a_distance_names_its_text_and_how_many_layers_the_table_has():
     shown = said("distance", made(pd.DataFrame(rows), scalars, config={"data": {"name": "pydoc"}}))
     assert "(16 of 30 layers; result.details has all)" in shown
     assert "Computed on pydoc: 4 batches of 1,024 tokens, 11 documents (effective sample size 8.6)." in shown
+    next_layer = "layer 1 (0.26 [0.2, 0.6]; the intervals overlap)"
+    assert f"They are most similar at layer 0, not shown to be beyond the next, {next_layer}." in shown
     assert shown.endswith("95 % intervals are over documents.")
 
 
@@ -149,7 +151,8 @@ def readings(**columns) -> pd.DataFrame:
 def test_the_named_layer_pair_is_the_most_similar_above_its_control():
     assert sentence_of_pairs_above_control(readings(), "CKA") == (
         "CKA of a and b is above the local-mixing control at 2 of 3 layer pairs. The most similar of these 2 pairs is "
-        "layer 4 of a and layer 2 of b: CKA 0.46 [0.42, 0.50], control 0.26. These layers are as similar as a is to "
+        "layer 4 of a and layer 2 of b: CKA 0.46 [0.42, 0.50], control 0.26, beyond the next, layer 2 of a and layer 1 "
+        "of b (0.32 [0.30, 0.34]; the intervals do not overlap). These layers are as similar as a is to "
         "its copy rounded to 4.1 bits, and as b is to its copy rounded to 4.1 bits. At 0→0 it is not above: the "
         f"layers are {NO_MORE_SIMILAR}."
     )
@@ -158,6 +161,8 @@ def test_the_named_layer_pair_is_the_most_similar_above_its_control():
 def test_all_layer_pairs_and_none_above_the_control_are_said():
     above = sentence_of_pairs_above_control(readings(above_local_mixing=0.2, above_local_mixing_low=0.1), "CKA")
     assert above.startswith("CKA of a and b is above the local-mixing control at all 3 layer pairs. The most similar")
+    one = readings(above_local_mixing=[-0.1, -0.1, 0.2], above_local_mixing_low=[-0.2, -0.2, 0.1])
+    assert "the next" not in sentence_of_pairs_above_control(one, "CKA"), "there is no next pair"
     none = sentence_of_pairs_above_control(readings(above_local_mixing=-0.1, above_local_mixing_low=-0.2), "CKA")
     assert "at none of 3 layer pairs" in none
     assert "as similar as" not in none, "what the control explains is no similarity"
@@ -165,7 +170,7 @@ def test_all_layer_pairs_and_none_above_the_control_are_said():
 
 def test_states_without_copies_are_as_similar_as_no_copy():
     bare = readings(source_equivalent_bits=math.nan, target_equivalent_bits=math.nan)
-    assert "control 0.26. At 0→0" in sentence_of_pairs_above_control(bare, "CKA")
+    assert "the intervals do not overlap). At 0→0" in sentence_of_pairs_above_control(bare, "CKA")
 
 
 def test_bits_have_the_decimals_that_their_intervals_need():
