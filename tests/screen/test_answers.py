@@ -10,6 +10,7 @@ import pytest
 from stores import made
 from thinkalike.config import MEASURES, instrument
 from thinkalike.instruments.diff.screen import (
+    choice_of_modules_in_words,
     directions_in_words,
     effects_in_words,
     onsets_in_words,
@@ -238,7 +239,7 @@ def test_one_reason_says_why_there_is_nothing_given_the_word(pairs, reason):
 # ---- diff
 
 
-def changed(effects: list[float], tokens: pd.DataFrame | None = None, kl: float = 0.1):
+def changed(effects: list[float], tokens: pd.DataFrame | None = None, kl: float = 0.1, **text):
     """A diff whose modules have these effects of restoring."""
     table = pd.DataFrame({
         "component": "MLP", "layer": range(len(effects)), "relative_weight_change": 0.01, "onset": 0.1,
@@ -247,7 +248,7 @@ def changed(effects: list[float], tokens: pd.DataFrame | None = None, kl: float 
     numbers = {"tokens": 512.0, "modules": float(len(effects)), "kl": kl, "documents": 20.0}
     more = {} if tokens is None else {"tokens": tokens}
     named = {"models": [{"name": "base"}, {"name": "tuned"}]}
-    return made(table, numbers, named, config={"data": {"name": "pydoc"}}, **more)
+    return made(table, numbers, named, config={"data": {"name": "pydoc", **text}}, **more)
 
 
 def test_a_spread_out_change_is_said_in_one_sentence():
@@ -274,6 +275,17 @@ def test_the_largest_effect_is_that_of_modules_that_were_exchanged():
     some = "putting any one of the 2 exchanged modules of the base back"
     assert f"{some} removes at most 18 % of the KL" in summary_sentence(changed([0.05, 0.18, math.nan]))
     assert f"{some} into the changed model removes none" in summary_sentence(changed([-0.1, 0.001, math.nan]))
+
+
+@pytest.mark.parametrize(("context", "tokens"), [(None, "128"), (48, "96"), (256, "256"), (2048, "512")])
+def test_a_choice_of_modules_says_on_how_many_tokens_it_was_made(context, tokens):
+    """Whole rows of about 128 tokens, and no more than there are."""
+    result = changed([0.05, 0.18, math.nan], context=context)
+    said = choice_of_modules_in_words(result)
+    assert said.startswith("Only 2 of 3 changed modules were exchanged: those with the largest transplanting effect")
+    assert f"on the first {tokens} tokens;" in said
+    assert choice_of_modules_in_words(changed([0.05, 0.18])) == ""
+    assert choice_of_modules_in_words(changed([math.nan, math.nan])) == ""
 
 
 def test_modules_at_which_states_begin_to_differ_are_all_of_them_or_nearly_all():

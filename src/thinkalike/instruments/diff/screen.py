@@ -112,8 +112,7 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     if numbers["modules"]:
         p_of_farthest = numbers.get("p_of_farthest_module")
         effects = _onsets_and_effects_in_words(result.details, p_of_farthest)
-        chosen = _choice_of_modules_in_words(result.details, numbers, _tokens_of_choice(result))
-        yield f"Where? {effects}{chosen}"
+        yield f"Where? {effects} {choice_of_modules_in_words(result)}".rstrip()
     if "outputs" in tables and tables["outputs"]["restoring_effect"].notna().any():
         follows_modules = bool(numbers["modules"])
         most_outputs = result.config["measure"].get("outputs", 0)
@@ -140,22 +139,19 @@ def _tokens_of_choice(result: Result) -> int:
     return min(screening_tokens(context), int(result.scalars["tokens"]))
 
 
-def _choice_of_modules_in_words(table: pd.DataFrame, numbers: Numbers, tokens: int) -> str:
-    """Return a sentence that says how modules were chosen, if not all that changed were exchanged.
+def choice_of_modules_in_words(result: Result) -> str:
+    """Return a sentence that says how modules were chosen; "" if all that changed were exchanged.
 
-    Args:
-        table: A row for each module.
-        numbers: The headline numbers.
-        tokens: On how many tokens modules were chosen.
+    It is "" as well if none was exchanged, as where predictions do not differ.
     """
-    changed = table[table["relative_weight_change"] != 0]
+    changed = result.details[result.details["relative_weight_change"] != 0]
     exchanged = changed["restoring_effect"].notna().sum()
-    if not exchanged or exchanged == len(changed) or not numbers["kl"]:
+    if exchanged in (0, len(changed)):
         return ""
     return (
-        f" Only {exchanged} of {len(changed)} changed modules were exchanged: those with the "
-        f"largest transplanting effect on the first {tokens:,} tokens; a module that was left out "
-        "may have a larger effect on more text, or when it is put back."
+        f"Only {exchanged} of {len(changed)} changed modules were exchanged: those with the "
+        f"largest transplanting effect on the first {_tokens_of_choice(result):,} tokens; a "
+        "module that was left out may have a larger effect on more text, or when it is put back."
     )
 
 
