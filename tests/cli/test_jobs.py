@@ -289,8 +289,6 @@ def test_each_column_of_a_stitch_is_explained_below_its_table():
     assert "the identity baseline is the penalty without a map" in note
     assert "the token-mean baseline is that of a map that knows only the current token" in note
     assert "Bits by loss: the target with weights rounded to so many bits loses as much." in note
-    of_two_tokenizers = meaning_of_columns(table(target_loss=4.42, penalty_bits_per_byte=0.1))
-    assert "converted to the target's tokens by its loss per byte" in of_two_tokenizers
     bare = meaning_of_columns(table(identity_penalty=None))
     assert bare == "The penalty is the loss of the stitched model minus that of the target alone."
 
@@ -311,18 +309,16 @@ def test_a_stitchs_sentence_has_the_text_of_fitting_and_the_losses_of_both_model
     bytes_ = {"source_bits_per_byte": 1.2, "target_bits_per_byte": 1.0, "penalty_bits_per_byte": 0.1}
     said = text_and_losses(table(**losses, **bytes_), stitch, facts)
     in_one_unit = (
-        "loss of the source alone 3.90, of the target 3.25 nats per token of b"  # 3.25 nats are 1 bit per byte
+        "loss of the source alone 3.90 (by bytes), of the target 3.25 nats per token"  # 3.25 nats are 1 bit per byte
     )
     assert said == f"{fitted}; {in_one_unit}"
     assert text_and_losses(table(target="a", **losses), stitch, None) == "loss of the model alone 3.25 nats per token"
 
 
 def test_penalties_of_controls_are_on_the_screen_in_the_unit_of_the_penalty():
-    of_controls = {"shuffled_penalty": [2.0, 3.0, 2.5], "bias_penalty": [1.0, 1.0, 1.0], "procrustes_penalty": math.nan}
-    penalties = "the identity plus a constant 1.00; φ with states of different tokens of the same row 2.00 to 3.00"
-    assert sentence_of_controls(table(**of_controls)) == f"Penalties of the controls, nats per token: {penalties}."
-    two_tokenizers = sentence_of_controls(table(**of_controls, penalty_bits_per_byte=0.1))
-    assert two_tokenizers.startswith("Penalties of the controls, nats per token of b: ")
+    of_controls = {"shuffled_penalty": [2.0, 3.0, 2.5], "random_source_penalty": math.nan}
+    penalties = "floor 0.0003 to 0.0028, shuffled tokens 2.00 to 3.00"
+    assert sentence_of_controls(table(**of_controls)) == f"Penalties of controls: {penalties}."
     assert sentence_of_controls(table()) == ""
 
 

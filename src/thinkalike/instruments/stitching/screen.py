@@ -45,14 +45,11 @@ LEAST_OF_TWO_DECIMALS = 0.01
 """Smaller numbers would have no digit but 0 among two decimals."""
 
 CONTROLS = {
-    "bigram_mean_penalty": "the bigram-mean baseline",
-    "least_squares_penalty": "a least-squares map",
-    "procrustes_penalty": "an isometry (Procrustes)",
-    "bias_penalty": "the identity plus a constant",
-    "shuffled_penalty": "φ with states of different tokens of the same row",
-    "random_source_penalty": "a stitch of a randomly initialised source",
+    "bigram_mean_penalty": "bigram-mean baseline",
+    "random_source_penalty": "random source",
+    "shuffled_penalty": "shuffled tokens",
 }
-"""What sentences call the columns of `controls=true`, which the printed table does not have."""
+"""What a sentence calls the controls of `controls=true`, which the printed table does not have."""
 
 ASYMMETRIES = ("asymmetry", "asymmetry_bits_per_byte")
 """The columns of asymmetries; the second one stands where the tokenizers differ."""
@@ -219,11 +216,12 @@ def _losses_of_models_alone(table: pd.DataFrame) -> str:
             return ""
         source_loss = first["source_bits_per_byte"] * _nats_per_token_of_target(first)
     target = number_text(first["target_loss"], ".2f")
-    unit = _unit_of_penalty(table)
     if first["source"] == first["target"]:
-        return f"loss of the model alone {target} {unit}"
+        return f"loss of the model alone {target} nats per token"
     source = number_text(source_loss, ".2f")
-    return f"loss of the source alone {source}, of the target {target} {unit}"
+    if _has_two_tokenizers(table):
+        source += " (by bytes)"
+    return f"loss of the source alone {source}, of the target {target} nats per token"
 
 
 def _has_two_tokenizers(table: pd.DataFrame) -> bool:
@@ -251,12 +249,14 @@ def sentence_of_controls(table: pd.DataFrame) -> str:
         table: The details of one direction, a row for each stitch.
     """
     penalties = []
+    if sentence_of_floor(table) and set(CONTROLS) & set(table):
+        penalties.append(f"floor {_range_of_column(table, 'floor_penalty')}")
     for column, name in CONTROLS.items():
         if column in table and table[column].notna().any():
             penalties.append(f"{name} {_range_of_column(table, column)}")
     if not penalties:
         return ""
-    return f"Penalties of the controls, {_unit_of_penalty(table)}: {'; '.join(penalties)}."
+    return f"Penalties of controls: {', '.join(penalties)}."
 
 
 def _comparisons_with_baselines(table: pd.DataFrame) -> list[str]:
@@ -341,11 +341,6 @@ def meaning_of_columns(table: pd.DataFrame) -> str:
     note = f"{'; '.join(meanings)}."
     if "equivalent_bits" in table:
         note += " Bits by loss: the target with weights rounded to so many bits loses as much."
-    if _has_two_tokenizers(table):
-        note += (
-            " The tokenizers differ, so the source's loss is converted to the target's tokens by "
-            "its loss per byte of text."
-        )
     return note
 
 
@@ -387,11 +382,9 @@ def show_penalties_of_direction(
     title = with_share(title, {"layer pairs": (len(rows), len(table))})
     show_table(Table(title, _columns_of_direction(table.iloc[[*rows]])))
     floor = sentence_of_floor(table)
-    if floor:
-        show_text(floor)
     controls = sentence_of_controls(table)
-    if controls:
-        show_text(controls)
+    if controls or floor:
+        show_text(controls or floor)  # the floor is one of the controls
     _show_convergence(table)
 
 
