@@ -14,8 +14,10 @@ from conftest import composed, kill_and_resume, untrained, with_slow
 from thinkalike.config.values import key_settings
 from thinkalike.instruments.stitching.screen import (
     meaning_of_columns,
+    sentence_of_controls,
     sentence_of_direction,
     sentence_of_floor,
+    show_asymmetry,
     text_and_losses,
     tokens_of_fitting,
 )
@@ -287,8 +289,6 @@ def test_each_column_of_a_stitch_is_explained_below_its_table():
     assert "the identity baseline is the penalty without a map" in note
     assert "the token-mean baseline is that of a map that knows only the current token" in note
     assert "Bits by loss: the target with weights rounded to so many bits loses as much." in note
-    of_two_tokenizers = meaning_of_columns(table(target_loss=4.42, penalty_bits_per_byte=0.1))
-    assert "minus that of the target alone, 4.42;" in of_two_tokenizers, "in the unit of the table"
     bare = meaning_of_columns(table(identity_penalty=None))
     assert bare == "The penalty is the loss of the stitched model minus that of the target alone."
 
@@ -306,10 +306,36 @@ def test_a_stitchs_sentence_has_the_text_of_fitting_and_the_losses_of_both_model
     said = text_and_losses(table(**losses), stitch, facts)
     assert said == f"{fitted}; loss of the source alone 3.50, of the target 3.25 nats per token"
     assert sentence_of_direction(table(**losses), said).endswith(f"; {said}.")
-    bytes_ = {"source_bits_per_byte": 1.2, "target_bits_per_byte": 1.1, "penalty_bits_per_byte": 0.1}
+    bytes_ = {"source_bits_per_byte": 1.2, "target_bits_per_byte": 1.0, "penalty_bits_per_byte": 0.1}
     said = text_and_losses(table(**losses, **bytes_), stitch, facts)
-    assert said == f"{fitted}; loss of the source alone 1.20, of the target 1.10 bits per byte"
+    in_one_unit = (
+        "loss of the source alone 3.90 (by bytes), of the target 3.25 nats per token"  # 3.25 nats are 1 bit per byte
+    )
+    assert said == f"{fitted}; {in_one_unit}"
     assert text_and_losses(table(target="a", **losses), stitch, None) == "loss of the model alone 3.25 nats per token"
+
+
+def test_penalties_of_controls_are_on_the_screen_in_the_unit_of_the_penalty():
+    of_controls = {"shuffled_penalty": [2.0, 3.0, 2.5], "random_source_penalty": math.nan}
+    penalties = "floor 0.0003 to 0.0028, shuffled tokens 2.00 to 3.00"
+    assert sentence_of_controls(table(**of_controls)) == f"Penalties of controls: {penalties}."
+    assert sentence_of_controls(table()) == ""
+
+
+@pytest.mark.parametrize("has_losses", [True, False])
+def test_the_asymmetry_of_two_tokenizers_is_in_the_unit_of_the_penalty(has_losses, capsys):
+    asymmetry = {
+        "asymmetry_bits_per_byte": 0.1,
+        "asymmetry_bits_per_byte_low": 0.05,
+        "asymmetry_bits_per_byte_high": 0.2,
+    }
+    losses = {"target_loss": 3.0, "target_bits_per_byte": 1.0, "penalty_bits_per_byte": 0.1} if has_losses else {}
+    show_asymmetry(table(**asymmetry, **losses))
+    said = " ".join(capsys.readouterr().out.split())
+    wanted = (
+        "0.300 [0.150, 0.600] nats per token of b more." if has_losses else "0.100 [0.050, 0.200] bits per byte more."
+    )
+    assert wanted in said
 
 
 @pytest.mark.parametrize(

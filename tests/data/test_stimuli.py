@@ -1294,3 +1294,65 @@ def test_numbers_in_names_are_ordered_by_value_however_long_they_are():
     long = "9" * 5000
     names = ["a10", "a9", f"a{long}0", f"a{long}", "a09", "b1", "a", "10", "9x", "٣"]
     assert sorted(names, key=natural_order) == ["٣", "9x", "10", "a", "a09", "a9", "a10", f"a{long}", f"a{long}0", "b1"]
+
+
+# ---- groups
+
+
+def table_of_verbs(**columns) -> pd.DataFrame:
+    """Three texts of each of 8 verbs; `coin` is drawn for each verb, and `tense` for each text."""
+    verbs = [f"verb{row // 3}" for row in range(24)]
+    coin = [str(row // 3 % 2) for row in range(24)]
+    tense = [str(row % 2) for row in range(24)]
+    texts = [f"they {verb} it {row}" for row, verb in enumerate(verbs)]
+    return pd.DataFrame({"text": texts, "verb": verbs, "coin": coin, "tense": tense, **columns})
+
+
+@pytest.mark.parametrize("columns", [None, {"word": "verb"}])
+@pytest.mark.parametrize("features", [None, ["coin", "tense"]])
+def test_a_column_keeps_the_stimuli_of_each_value_together_and_is_no_feature(features, columns):
+    """Whether it is a word, a feature or neither without the setting."""
+    config = stimuli_config(table_of_verbs(), {"groups": "verb", "features": features, "columns": columns})
+    stimuli = read_stimuli(config)
+    assert stimuli.groups.tolist() == [row // 3 for row in range(24)]
+    assert (stimuli.names, stimuli.unit) == (["coin", "tense"], "values of verb")
+    assert stimuli.take(slice(3, 7)).groups.tolist() == [0, 0, 0, 1]
+    ungrouped = read_stimuli(stimuli_config(table_of_verbs(), {"features": features, "columns": columns}))
+    assert ungrouped.groups.tolist() == list(range(24))
+    assert stimuli.fingerprint() != ungrouped.fingerprint()
+
+
+def test_words_group_generated_stimuli():
+    stimuli = controlled_stimuli(40).grouped_by("word")
+    words = pd.Series(stimuli.words).str.casefold()
+    assert len(stimuli.groups.unique()) == words.nunique()
+    assert stimuli.texts_beside_groups() is not None
+    assert {"Word length", "PoS"} <= set(stimuli.constant_features(stimuli.groups))
+    assert "Word position" not in stimuli.constant_features(stimuli.groups)
+
+
+@pytest.mark.parametrize("cell", ["", None])
+def test_every_stimulus_needs_a_group(cell):
+    table = table_of_verbs()
+    table.loc[4, "verb"] = cell
+    with pytest.raises(DataError, match="row 5 has no verb"):
+        read_stimuli(stimuli_config(table, {"groups": "verb", "features": ["coin"]}))
+
+
+def test_features_that_a_shared_column_decides_are_told():
+    (shared,) = read_table("t", frame=table_of_verbs(), features=["coin", "tense"]).shared_values()
+    assert shared == (["coin"], "verb", 8)
+    (as_feature,) = read_table("t", frame=table_of_verbs()).shared_values()
+    assert as_feature == shared, "the column may be a feature itself"
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"verb": [f"verb{row // 4}" for row in range(24)]},
+     {"verb": [f"verb{row}" for row in range(24)]},
+     {"coin": [f"level{row // 3}" for row in range(24)]},
+     {"coin": [str(row % 3 % 2) for row in range(24)]}],
+    ids=["fewer values than p needs", "a value for each text", "a level for each value", "levels vary"],
+)  # fmt: skip
+def test_no_column_is_named_that_decides_nothing(columns):
+    assert not read_table("t", frame=table_of_verbs(**columns), features=["coin", "tense"]).shared_values()

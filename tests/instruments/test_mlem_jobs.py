@@ -507,6 +507,66 @@ def test_what_was_not_tested_against_chance_is_said_as_that():
     assert "beyond chance:" not in said
 
 
+def stimuli_of_verbs(seed: int, strength: float = 0.0) -> tuple[np.ndarray, pd.DataFrame]:
+    """Five texts of each of 20 verbs, with states that a verb decides, and a coin for each verb."""
+    random = np.random.default_rng(seed)
+    verb = np.repeat(np.arange(20), 5)
+    coin = random.permutation(np.arange(20) % 2)
+    of_verbs = random.normal(size=(20, 8))
+    of_verbs[:, 0] += strength * coin
+    states = of_verbs[verb] + 0.5 * random.normal(size=(100, 8))
+    texts = [f"text {row}" for row in range(100)]
+    tense = np.array(["past", "present"])[np.arange(100) % 2]
+    names = [f"verb{number}" for number in verb]
+    return states, pd.DataFrame({"text": texts, "verb": names, "coin": coin[verb].astype(str), "tense": tense})
+
+
+OF_VERBS = {"references": 0, "alphas": [1.0], "permutations": 1}
+
+
+@pytest.mark.ci_slow
+def test_a_feature_of_verbs_is_permuted_by_verb_where_that_is_declared():
+    """Texts of a verb are alike, so whatever is drawn for each verb looks important text by text."""
+    p_of_coins = {None: [], "verb": []}
+    for seed in range(3):
+        states, table = stimuli_of_verbs(seed)
+        for groups, p in p_of_coins.items():
+            result = thinkalike.mlem(states, stimuli=table, features=["coin"], groups=groups, null=19, **OF_VERBS)
+            p.append(result.table["p"].iloc[0])
+    assert np.median(p_of_coins[None]) <= 0.1
+    assert np.median(p_of_coins["verb"]) > 0.1
+    states, table = stimuli_of_verbs(0, strength=6.0)
+    found = thinkalike.mlem(states, stimuli=table, features=["coin"], groups="verb", null=19, **OF_VERBS)
+    assert found.table["p"].iloc[0] <= 0.051, "a feature of verbs that matters"
+
+
+@pytest.mark.ci_slow
+def test_what_p_permutes_is_said():
+    states, table = stimuli_of_verbs(0)
+    named = {"features": ["coin", "tense"], "null": 2, **OF_VERBS}
+    alone = " ".join(str(thinkalike.mlem(states, stimuli=table, **named)).split())
+    assert "coin is constant for each of the 20 values of verb. For p, each sentence is permuted alone" in alone
+    assert 'groups="verb" permutes whole values' in alone
+    declared = " ".join(str(thinkalike.mlem(states, stimuli=table, groups="verb", **named)).split())
+    assert (
+        "For p, the 20 values of verb are permuted as wholes. tense varies within them: a value takes the" in declared
+    )
+    assert "is constant for each" not in declared
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [({"groups": "vreb"}, "has no column vreb"),
+     ({"groups": "verb", "features": ["verb"], "null": 9}, "verb has one level for each value of verb"),
+     ({"groups": "verb", "together": "stimulus", "null": 9}, "moves whole values of verb"),
+     ({"groups": "coin"}, "has 2 values of coin, and folds=5 needs at least")],
+)  # fmt: skip
+def test_groups_that_cannot_be_kept_together_are_refused(given, error):
+    states, table = stimuli_of_verbs(0)
+    with pytest.raises((DataError, ConfigError), match=error):
+        thinkalike.mlem(states, stimuli=table, **{"alphas": [1.0], "references": 0, **given})
+
+
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_sentences_that_are_too_few_for_inner_folds_are_counted_as_they_are(count):
     """Of 4 sentences in 3 folds, the 2 that are not held out have no 3 folds, by which α is chosen."""

@@ -14,6 +14,7 @@ from sklearn.linear_model import Ridge
 from conftest import every_second
 from thinkalike.measures import MLEM, feature_importance, jackknife, split_half_reference, splits, stimulus_folds
 from thinkalike.measures.distances.neural import upper_triangle_indices
+from thinkalike.measures.mlem import importance as importance_of_features
 from thinkalike.measures.mlem.importance import regrouped
 
 WEIGHTS = (2.0, 1.0, 0.5, 0.0)
@@ -349,6 +350,40 @@ def test_a_layer_whose_reference_hangs_on_a_tenth_of_the_stimuli_has_no_interval
             assert str(caught[0].message).startswith("no intervals of layers[0], layers[1]: without some tenth")
         reasons += len(caught)
     assert 0 < reasons < 12, "control: there are both"
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_feature_of_texts_moves_by_text_where_groups_are_words(told, monkeypatch):
+    """Here words take values in reverse, and texts keep theirs, so that the null is the importance itself."""
+    text, word = torch.arange(12).repeat_interleave(4), torch.arange(48) * 5 % 8
+    of_text, of_word = (text // 3 % 2).double(), (word // 4).double()
+    states = torch.randn(48, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    states[:, 0] += 4 * of_text
+    states[:, 1] += 4 * of_word
+
+    def order_of(strata, groups, generator):
+        order = torch.arange(48)
+        return order if groups.equal(text) else order.roll(1)
+
+    monkeypatch.setattr(importance_of_features, "regrouped", order_of)
+    importance = feature_importance(
+        MLEM(alpha=1.0),
+        torch.stack([of_text, of_word], 1),
+        [states],
+        groups=word,
+        texts=text if told else None,
+        folds=2,
+        permutations=1,
+        null=1,
+    )
+    keeps_values = importance.null[0, 0] == importance.profile().value[0]
+    assert keeps_values.tolist() == [told, False]
+
+
+def test_the_texts_of_stimuli_have_as_many_rows():
+    features = torch.arange(20)[:, None] % 2
+    with pytest.raises(ValueError, match="texts has shape"):
+        feature_importance(MLEM(alpha=1.0), features, torch.randn(20, 2), texts=torch.arange(19))
 
 
 def test_irrelevant_values_move_between_whole_groups():

@@ -10,6 +10,7 @@ import pytest
 from stores import made
 from thinkalike.config import MEASURES, instrument
 from thinkalike.instruments.diff.screen import (
+    choice_of_modules_in_words,
     directions_in_words,
     effects_in_words,
     onsets_in_words,
@@ -125,6 +126,8 @@ def test_a_distance_names_its_text_and_how_many_layers_the_table_has():
     shown = said("distance", made(pd.DataFrame(rows), scalars, config={"data": {"name": "pydoc"}}))
     assert "(16 of 30 layers; result.details has all)" in shown
     assert "Computed on pydoc: 4 batches of 1,024 tokens, 11 documents (effective sample size 8.6)." in shown
+    next_layer = "layer 1 (0.26 [0.2, 0.6]; the intervals overlap)"
+    assert f"They are most similar at layer 0, not shown to be beyond the next, {next_layer}." in shown
     assert shown.endswith("95 % intervals are over documents.")
 
 
@@ -149,7 +152,8 @@ def readings(**columns) -> pd.DataFrame:
 def test_the_named_layer_pair_is_the_most_similar_above_its_control():
     assert sentence_of_pairs_above_control(readings(), "CKA") == (
         "CKA of a and b is above the local-mixing control at 2 of 3 layer pairs. The most similar of these 2 pairs is "
-        "layer 4 of a and layer 2 of b: CKA 0.46 [0.42, 0.50], control 0.26. These layers are as similar as a is to "
+        "layer 4 of a and layer 2 of b: CKA 0.46 [0.42, 0.50], control 0.26, beyond the next, layer 2 of a and layer 1 "
+        "of b (0.32 [0.30, 0.34]; the intervals do not overlap). These layers are as similar as a is to "
         "its copy rounded to 4.1 bits, and as b is to its copy rounded to 4.1 bits. At 0→0 it is not above: the "
         f"layers are {NO_MORE_SIMILAR}."
     )
@@ -158,6 +162,8 @@ def test_the_named_layer_pair_is_the_most_similar_above_its_control():
 def test_all_layer_pairs_and_none_above_the_control_are_said():
     above = sentence_of_pairs_above_control(readings(above_local_mixing=0.2, above_local_mixing_low=0.1), "CKA")
     assert above.startswith("CKA of a and b is above the local-mixing control at all 3 layer pairs. The most similar")
+    one = readings(above_local_mixing=[-0.1, -0.1, 0.2], above_local_mixing_low=[-0.2, -0.2, 0.1])
+    assert "the next" not in sentence_of_pairs_above_control(one, "CKA"), "there is no next pair"
     none = sentence_of_pairs_above_control(readings(above_local_mixing=-0.1, above_local_mixing_low=-0.2), "CKA")
     assert "at none of 3 layer pairs" in none
     assert "as similar as" not in none, "what the control explains is no similarity"
@@ -165,7 +171,7 @@ def test_all_layer_pairs_and_none_above_the_control_are_said():
 
 def test_states_without_copies_are_as_similar_as_no_copy():
     bare = readings(source_equivalent_bits=math.nan, target_equivalent_bits=math.nan)
-    assert "control 0.26. At 0→0" in sentence_of_pairs_above_control(bare, "CKA")
+    assert "the intervals do not overlap). At 0→0" in sentence_of_pairs_above_control(bare, "CKA")
 
 
 def test_bits_have_the_decimals_that_their_intervals_need():
@@ -233,7 +239,7 @@ def test_one_reason_says_why_there_is_nothing_given_the_word(pairs, reason):
 # ---- diff
 
 
-def changed(effects: list[float], tokens: pd.DataFrame | None = None, kl: float = 0.1):
+def changed(effects: list[float], tokens: pd.DataFrame | None = None, kl: float = 0.1, **text):
     """A diff whose modules have these effects of restoring."""
     table = pd.DataFrame({
         "component": "MLP", "layer": range(len(effects)), "relative_weight_change": 0.01, "onset": 0.1,
@@ -242,7 +248,7 @@ def changed(effects: list[float], tokens: pd.DataFrame | None = None, kl: float 
     numbers = {"tokens": 512.0, "modules": float(len(effects)), "kl": kl, "documents": 20.0}
     more = {} if tokens is None else {"tokens": tokens}
     named = {"models": [{"name": "base"}, {"name": "tuned"}]}
-    return made(table, numbers, named, config={"data": {"name": "pydoc"}}, **more)
+    return made(table, numbers, named, config={"data": {"name": "pydoc", **text}}, **more)
 
 
 def test_a_spread_out_change_is_said_in_one_sentence():
@@ -269,6 +275,17 @@ def test_the_largest_effect_is_that_of_modules_that_were_exchanged():
     some = "putting any one of the 2 exchanged modules of the base back"
     assert f"{some} removes at most 18 % of the KL" in summary_sentence(changed([0.05, 0.18, math.nan]))
     assert f"{some} into the changed model removes none" in summary_sentence(changed([-0.1, 0.001, math.nan]))
+
+
+@pytest.mark.parametrize(("context", "tokens"), [(None, "128"), (48, "96"), (256, "256"), (2048, "512")])
+def test_a_choice_of_modules_says_on_how_many_tokens_it_was_made(context, tokens):
+    """Whole rows of about 128 tokens, and no more than there are."""
+    result = changed([0.05, 0.18, math.nan], context=context)
+    said = choice_of_modules_in_words(result)
+    assert said.startswith("Only 2 of 3 changed modules were exchanged: those with the largest transplanting effect")
+    assert f"on the first {tokens} tokens;" in said
+    assert choice_of_modules_in_words(changed([0.05, 0.18])) == ""
+    assert choice_of_modules_in_words(changed([math.nan, math.nan])) == ""
 
 
 def test_modules_at_which_states_begin_to_differ_are_all_of_them_or_nearly_all():

@@ -302,6 +302,11 @@ ANSWERS = {
         "layer 0 (0.500 [0.490, 0.510]); of all 4 pairs, layer 1 has the highest value, beyond the next, layer 0 "
         "(0.500 [0.490, 0.510]; the intervals do not overlap).",
     ),
+    "pairs of equal depth alone": (
+        pairs_of_layers({(0, 0): 0.5, (1, 1): 0.8, (2, 2): 0.79}),
+        False,
+        "; the most similar is not shown to be beyond the next, layer 2 (0.790 [0.780, 0.800]; the intervals overlap).",
+    ),
     "the highest elsewhere": (
         pairs_of_layers({**SQUARE, (1, 0): 0.81}),
         False,

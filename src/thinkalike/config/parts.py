@@ -360,6 +360,9 @@ class StimuliConfig(Checked, part="stimuli"):
     sample: int | None = setting(None, least=1, most=COUNTS)
     # features that are balanced: their combinations are equally frequent in the sample
     balance: list[str] = field(default_factory=list)
+    # column such as word or item: the stimuli that share a value of it stay together in folds,
+    # intervals and permutations; null: those of one text
+    groups: str | None = None
     # random seed of the sentences and of the sample
     seed: int = setting(0, least=0, most=SEEDS)
 

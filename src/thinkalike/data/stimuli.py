@@ -29,6 +29,7 @@ from thinkalike.measures.kinds import (
     kind_of,
     plain_cell,
 )
+from thinkalike.measures.sample_size import FEWEST_GROUPS
 
 Kind = str | Sequence[object]
 """One of KINDS, or the levels of an ordinal feature in order."""
@@ -106,6 +107,17 @@ class WordOverlap(NamedTuple):
         return text
 
 
+class SharedValues(NamedTuple):
+    """Features that are constant for each value of a column that several groups share."""
+
+    features: list[str]
+
+    column: str
+
+    n_values: int
+    """How many values the column has."""
+
+
 class Codes(NamedTuple):
     """Features as numbers."""
 
@@ -152,6 +164,12 @@ class Stimuli:
     token: str = "last"
     """Which token's state a stimulus has: that of its "last" or "first" one, or their "mean"."""
 
+    further_columns: pd.DataFrame | None = None
+    """The columns of a table that are no features, such as an item; None: there are none."""
+
+    groups_column: str | None = None
+    """The column whose values measures keep together; None: they keep texts together."""
+
     def __post_init__(self) -> None:
         """Check all fields, fill in missing ids and kinds, and convert features to their types.
 
@@ -164,6 +182,8 @@ class Stimuli:
             ids = [str(row) for row in range(1, len(self.words) + 1)]
         features = self.features.rename(columns=str).reset_index(drop=True)
         vars(self).update(ids=ids, features=features)  # the class is frozen
+        if self.further_columns is not None:
+            vars(self).update(further_columns=self.further_columns.reset_index(drop=True))
         self._check()
 
         columns = {}
@@ -188,8 +208,96 @@ class Stimuli:
 
     @property
     def groups(self) -> Int[Tensor, " n"]:
-        """The number of the text of each stimulus, by which measures keep stimuli together."""
-        return torch.from_numpy(np.ascontiguousarray(self.sentence))
+        """The number of the group of each stimulus, which measures keep together.
+
+        A group is all stimuli of one text, or of one value of `groups_column`.
+        """
+        if self.groups_column is None:
+            return torch.from_numpy(np.ascontiguousarray(self.sentence))
+        return torch.from_numpy(pd.factorize(self.columns_of_items()[self.groups_column])[0])
+
+    @property
+    def unit(self) -> str:
+        """What groups are called: "sentences", or "values of verb"."""
+        return "sentences" if self.groups_column is None else f"values of {self.groups_column}"
+
+    def columns_of_items(self) -> dict[str, pd.Series]:
+        """Return the columns by which stimuli can be grouped, by name.
+
+        These are the features, the further columns of a table, and the words. Words that differ
+        only in case count as equal.
+        """
+        columns = {str(name): column for name, column in self.features.items()}
+        if self.further_columns is not None:
+            columns |= {str(name): column for name, column in self.further_columns.items()}
+        columns.setdefault("word", pd.Series(self.words).str.casefold())
+        return columns
+
+    def grouped_by(self, name: str) -> Stimuli:
+        """Return the stimuli with the values of a column as their groups.
+
+        Raises:
+            DataError: There is no such column, or one of its cells is empty.
+        """
+        columns = self.columns_of_items()
+        setting = named_setting("stimuli.groups", name)
+        if name not in columns:
+            raise DataError(f"{self.source} has no column {name}; {nearest(name, list(columns))}")
+        is_empty = columns[name].isna() | (columns[name] == "")
+        if is_empty.any():
+            row = int(np.flatnonzero(is_empty)[0]) + 1
+            raise DataError(
+                f"{self.source} row {row} has no {name}, and {setting} needs one in every row"
+            )
+        return replace(self, groups_column=name)
+
+    def shared_values(self) -> list[SharedValues]:
+        """Return the features that are constant for each value of a column that groups share.
+
+        Stimuli that share a value, such as a verb, may be alike for any reason, so that a feature
+        of verbs varies between verbs alone. For each feature, only the column with the fewest
+        values counts. It has at least `FEWEST_GROUPS` values, as whole values can be permuted only
+        then, fewer values than there are groups, and more than the feature has levels.
+        """
+        n_groups = len(self.groups.unique())
+        counts = {}
+        for name, column in self.columns_of_items().items():
+            count = column.nunique(dropna=False)
+            if FEWEST_GROUPS <= count < n_groups and self.kinds.get(name) != "continuous":
+                counts[name] = count
+        columns = self.columns_of_items()
+        features_by_column: dict[str, list[str]] = {}
+        for feature in self.names:
+            levels = self.features[feature]
+            for name in sorted(counts, key=lambda name: counts[name]):
+                is_coarser = levels.nunique(dropna=False) < counts[name]
+                if is_coarser and _is_constant_for_each(columns[name], levels):
+                    features_by_column.setdefault(name, []).append(feature)
+                    break
+        return [
+            SharedValues(features, name, counts[name])
+            for name, features in features_by_column.items()
+        ]
+
+    def constant_features(self, groups: Int[Tensor, " n"]) -> list[str]:
+        """Return the features that have one level in each group of stimuli."""
+        group_numbers = pd.Series(groups.numpy())
+        return [
+            name
+            for name in self.names
+            if _is_constant_for_each(group_numbers, self.features[name])
+        ]
+
+    def texts_beside_groups(self) -> Int[Tensor, " n"] | None:
+        """Return the number of each stimulus's text, or None if only groups stay together.
+
+        Texts are the groups by default. Otherwise the stimuli of a text may be alike as well,
+        unless each text has one stimulus.
+        """
+        texts = torch.from_numpy(np.ascontiguousarray(self.sentence))
+        if self.groups_column is None or len(texts.unique()) == len(self):
+            return None
+        return texts
 
     def take(self, rows: NDArray[np.generic] | pd.Series | slice | Sequence[int]) -> Stimuli:
         """Return some of the stimuli, in the order of `rows`.
@@ -200,6 +308,9 @@ class Stimuli:
             rows: Indices, a mask or a slice.
         """
         indices = np.arange(len(self))[rows]
+        further_columns = self.further_columns
+        if further_columns is not None:
+            further_columns = further_columns.iloc[indices]
         used_texts, sentence = np.unique(self.sentence[indices], return_inverse=True)
         return replace(
             self,
@@ -209,6 +320,7 @@ class Stimuli:
             words=[self.words[row] for row in indices],
             features=self.features.iloc[indices],
             ids=[self.ids[row] for row in indices],
+            further_columns=further_columns,
         )
 
     def sample(self, n: int, seed: int = 0, balance: str | Sequence[str] = ()) -> Stimuli:
@@ -348,7 +460,8 @@ class Stimuli:
     def fingerprint(self) -> str:
         """Return a hash of texts, spans and features: the first 16 hexadecimal digits of SHA-256.
 
-        The setting `token` counts only if it is not its default, "last".
+        The setting `token` counts only if it is not its default, "last", and groups only if they
+        are not the texts.
         """
         table, levels = self.codes()
         content: list[object] = [
@@ -362,6 +475,8 @@ class Stimuli:
         # Without this condition, fingerprints from before the setting existed would change.
         if self.token != "last":
             content.append(self.token)
+        if self.groups_column is not None:
+            content.append(self.groups.tolist())
         return hashlib.sha256(repr(tuple(content)).encode()).hexdigest()[:16]
 
     def _check(self) -> None:
@@ -454,6 +569,13 @@ def _word_overlap(name: str, feature: pd.Series, words: pd.Series) -> WordOverla
     for _, words_of_level in table.groupby("level", sort=False)["word"]:
         commonest_words.append(str(words_of_level.mode().iloc[0]))
     return WordOverlap(name, explained, differing, one_word, commonest_words)
+
+
+def _is_constant_for_each(column: pd.Series, feature: pd.Series) -> bool:
+    """Return whether all stimuli of one value of a column have the same level of a feature."""
+    values = pd.DataFrame({"column": column})
+    with_levels = values.assign(level=feature.astype(object))
+    return bool(joint_codes(with_levels).max() == joint_codes(values).max())
 
 
 def _count_equal_pairs(columns: pd.DataFrame) -> float:

@@ -127,6 +127,8 @@ def _cached_stimuli(settings: str, content_digest: str, table: TableWithDigest |
         )
     if config.token != stimuli.token:
         stimuli = replace(stimuli, token=config.token)
+    if config.groups is not None:
+        stimuli = _grouped(stimuli, config.groups, config.features)
     if config.sample:
         stimuli = stimuli.sample(config.sample, config.seed, config.balance)
     return stimuli
@@ -143,6 +145,32 @@ def _with_chosen_features(stimuli: Stimuli, config: StimuliConfig) -> Stimuli:
     """
     names = select_names(stimuli.source, config.features, stimuli.names)
     return replace(stimuli, features=stimuli.features[names], kinds=config.kinds or {})
+
+
+def _grouped(stimuli: Stimuli, column: str, features: Names) -> Stimuli:
+    """Return the stimuli with the values of a column as their groups.
+
+    The column is no feature then, unless the features that were named include it.
+
+    Args:
+        stimuli: The stimuli.
+        column: The name of the column.
+        features: The features that were named; None: all.
+
+    Raises:
+        DataError: There is no such column, one of its cells is empty, or it is the only feature.
+    """
+    stimuli = stimuli.grouped_by(column)
+    if column not in stimuli.names or (features is not None and column in features):
+        return stimuli
+    further_columns = stimuli.features[[column]]
+    if stimuli.further_columns is not None:
+        further_columns = stimuli.further_columns.join(further_columns)
+    kinds = {name: kind for name, kind in stimuli.kinds.items() if name != column}
+    remaining_features = stimuli.features.drop(columns=column)
+    return replace(
+        stimuli, features=remaining_features, kinds=kinds, further_columns=further_columns
+    )
 
 
 def read_table(
@@ -224,9 +252,25 @@ def read_table(
         kinds=kinds,
         ids=ids,
         source=str(path),
+        further_columns=frame[_further_columns(frame, roles, [str(name) for name in table])],
     )
     stimuli.check_features_vary()
     return stimuli
+
+
+def _further_columns(
+    frame: pd.DataFrame, roles: Mapping[str, str], features: Sequence[str]
+) -> list[object]:
+    """Return the columns that several stimuli may share, and that are no features.
+
+    These are the column of words, and those that have no role, but not one of lists.
+    """
+    known = {*features, *(name for role, name in roles.items() if role != "word")}
+    return [
+        name
+        for name in frame.columns
+        if name not in known and not frame[name].map(pd.api.types.is_list_like).any()
+    ]
 
 
 def read_frame(path: Path) -> pd.DataFrame:

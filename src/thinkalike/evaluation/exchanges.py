@@ -56,13 +56,21 @@ class ExchangesDone(TypedDict):
     alone: dict[str, Tensor]
 
 
+def screening_tokens(context: int) -> int:
+    """Return how many tokens decide which candidates are exchanged, in rows of `context` tokens.
+
+    They are about `SCREENING_TOKENS`, in whole rows, and at least one row.
+    """
+    return max(SCREENING_TOKENS // context, 1) * context
+
+
 def _first_rows_for_screening(batches: Sequence[BatchStates]) -> BatchStates:
     """Return the first rows of the first batch, on which candidates for exchange are compared.
 
-    They have about `SCREENING_TOKENS` tokens; there is at least one row, and at most the batch.
+    They have `screening_tokens` tokens; there are at most the rows of the batch.
     """
     context = batches[0].tokens.shape[1]
-    return batches[0].first_rows(max(SCREENING_TOKENS // context, 1))
+    return batches[0].first_rows(screening_tokens(context) // context)
 
 
 def _kl_with_changed_part(

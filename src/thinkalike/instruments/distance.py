@@ -17,7 +17,11 @@ from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.layer_pairs.components import ROUNDING
 from thinkalike.instruments.layer_pairs.instrument import LayerPairs
-from thinkalike.instruments.layer_pairs.screen import amount_compared_in_words, show_what_was_read
+from thinkalike.instruments.layer_pairs.screen import (
+    amount_compared_in_words,
+    beyond_next_in_words,
+    show_what_was_read,
+)
 from thinkalike.instruments.layer_pairs.settings import BATCHES, LayerPairsConfig
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 from thinkalike.measures.shifts import LayerShifts, ShiftEstimate
@@ -204,9 +208,13 @@ def sentence_of_distances(table: pd.DataFrame) -> str:
     growth = table["value"].diff().fillna(table["value"]).to_numpy()
     first = differing["source_layer"].iloc[0]
     grows_most = table["source_layer"].iloc[int(growth.argmax())]
-    if first == grows_most:
-        return f"{answer}. They begin to differ at layer {first}, where the distance grows most."
-    return (
-        f"{answer}. They begin to differ at layer {first}; the distance grows most at layer "
-        f"{grows_most}."
+    begins = (
+        f"They begin to differ at layer {first}; the distance grows most at layer {grows_most}"
     )
+    if first == grows_most:
+        begins = f"They begin to differ at layer {first}, where the distance grows most"
+    beyond_next = beyond_next_in_words(table, is_distance=True, number_format=".2g")
+    if not beyond_next:
+        return f"{answer}. {begins}."
+    most_similar = table["source_layer"].iloc[int(table["value"].argmin())]
+    return f"{answer}. {begins}. They are most similar at layer {most_similar}, {beyond_next}."

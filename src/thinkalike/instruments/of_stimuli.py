@@ -206,7 +206,7 @@ def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
 
     The number of tokens is estimated, as no tokenizer is loaded.
     """
-    n_sentences = len(read_stimuli(config.stimuli).groups.unique())
+    n_sentences = len(set(read_stimuli(config.stimuli).sentence))
     tokens = float(TOKENS_PER_SENTENCE * n_sentences)
     passes = []
     for shape in dict.fromkeys(shapes.values()):  # a model compared with itself runs once
@@ -248,10 +248,11 @@ def inputs_of_stimuli(config: AnalyzeConfig) -> Inputs:
 
 
 def sentence_of_stimuli(stimuli: Stimuli) -> Int[Tensor, " n"] | None:
-    """Return the number of each stimulus's sentence; None with fewer than `FEWEST_SENTENCES`.
+    """Return the number of each stimulus's group; None with fewer than `FEWEST_SENTENCES`.
 
-    The groups of stimuli are their sentences. Folds and resamples keep the stimuli of a sentence
-    together. With None, they are drawn from single stimuli.
+    The groups of stimuli are their sentences, unless the setting `stimuli.groups` names a column.
+    Folds and resamples keep the stimuli of a group together. With None, they are drawn from single
+    stimuli.
     """
     if len(stimuli.groups.unique()) < FEWEST_SENTENCES:
         return None
@@ -264,11 +265,23 @@ def rows_of_sides(sides: Sequence[StimulusStates]) -> pd.DataFrame:
     return pd.concat(rows, ignore_index=True)
 
 
-def stimuli_facts(stimuli: Stimuli, subjects: Sequence[StimulusStates] = ()) -> dict[str, object]:
+def stimuli_facts(
+    stimuli: Stimuli,
+    subjects: Sequence[StimulusStates] = (),
+    *,
+    permutes_features: bool = False,
+) -> dict[str, object]:
     """Return what the provenance of a result says of its stimuli, and of its subjects if any.
 
-    Subjects are participants who were recorded. `confounded_with_words` lists the features that
-    can hardly be told from the identity of words, if there are any.
+    `confounded_with_words` lists the features that can hardly be told from the identity of words,
+    if there are any, and `groups` has the column by which stimuli are grouped, unless these are
+    their texts.
+
+    Args:
+        stimuli: The stimuli.
+        subjects: The states of participants who were recorded.
+        permutes_features: Whether p-values come from permuted features. Then `shared_values` lists
+            the features that are constant for each value of a column that groups share, if any.
     """
     facts_of_stimuli: dict[str, object] = {
         "source": stimuli.source,
@@ -278,10 +291,34 @@ def stimuli_facts(stimuli: Stimuli, subjects: Sequence[StimulusStates] = ()) -> 
     confounded = [str(overlap) for overlap in stimuli.confounded_with_words()]
     if confounded:
         facts_of_stimuli["confounded_with_words"] = confounded
+    if permutes_features:
+        shared = [value._asdict() for value in stimuli.shared_values()]
+        if shared:
+            facts_of_stimuli["shared_values"] = shared
+    if stimuli.groups_column is not None:
+        facts_of_stimuli["groups"] = _facts_of_groups(stimuli)
     facts: dict[str, object] = {"stimuli": facts_of_stimuli}
     if subjects:
         facts["subjects"] = [subject.name for subject in subjects]
     return facts
+
+
+def _facts_of_groups(stimuli: Stimuli) -> dict[str, object]:
+    """Return what the provenance of a result says of the column by which stimuli are grouped.
+
+    `varying` lists the features that differ between stimuli of one of its values, and `of_texts`
+    those of them that are constant in each text of several stimuli.
+    """
+    constant = stimuli.constant_features(stimuli.groups)
+    varying = [name for name in stimuli.names if name not in constant]
+    texts = stimuli.texts_beside_groups()
+    constant_in_texts = [] if texts is None else stimuli.constant_features(texts)
+    return {
+        "column": stimuli.groups_column,
+        "count": len(stimuli.groups.unique()),
+        "varying": varying,
+        "of_texts": [name for name in varying if name in constant_in_texts],
+    }
 
 
 def stimuli_in_words(facts: Mapping[str, object]) -> str:

@@ -206,6 +206,7 @@ class Mlem(Job):
     columns: Mapping[str, str | None] | None = None
     token: str = "last"
     sample: int | None = None
+    groups: str | None = None
     layers: Layers | None = None
     site: str | Sequence[str] = "resid_post"
     head: int | str | None = None
@@ -269,6 +270,7 @@ class Rsa(Job):
     columns: Mapping[str, str | None] | None = None
     token: str = "last"
     sample: int | None = None
+    groups: str | None = None
     layers: Layers | None = None
     site: str | Sequence[str] = "resid_post"
     head: int | str | None = None

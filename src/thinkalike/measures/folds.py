@@ -92,11 +92,17 @@ def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     return number_of_group[group_of_row].to(groups.device)
 
 
-def check_groups(groups: Tensor, n: int) -> None:
-    """Raise a ValueError unless `groups` has the group of each of n stimuli: the shape (n,)."""
+def check_groups(groups: Tensor, n: int, name: str = "groups") -> None:
+    """Raise a ValueError unless `groups` has the group of each of n stimuli: the shape (n,).
+
+    Args:
+        groups: The numbers of groups.
+        n: How many stimuli there are.
+        name: The argument that has the groups, which the error names.
+    """
     if groups.shape != (n,):
         shape = tuple(groups.shape)
-        raise ValueError(f"groups has shape {shape}: give the group of each of the {n} stimuli")
+        raise ValueError(f"{name} has shape {shape}: give the group of each of the {n} stimuli")
 
 
 def splits(

@@ -9,12 +9,14 @@ from typing import TypeAlias
 import pandas as pd
 
 from thinkalike.advice import named_setting
+from thinkalike.evaluation.exchanges import screening_tokens
 from thinkalike.instruments.diff.null_runs import FORKS
 from thinkalike.instruments.diff.null_screen import sentence_of_null_comparison
 from thinkalike.instruments.diff.ranges import ranges_in_words
 from thinkalike.instruments.diff.taught_screen import is_readable, lines_of_what_was_taught
 from thinkalike.instruments.diff.unread_tokens import POSITIONS
 from thinkalike.instruments.diff.weights_screen import weights_in_words
+from thinkalike.instruments.random_rows import TOKENS_PER_ROW
 from thinkalike.instruments.text_name import name_of_text
 from thinkalike.measures.changes import kl_of_rounding
 from thinkalike.screen import number_of_documents, number_text, span
@@ -109,10 +111,14 @@ def _lines_of_text(result: Result) -> Iterator[str]:
         return
     if numbers["modules"]:
         p_of_farthest = numbers.get("p_of_farthest_module")
-        yield f"Where? {_onsets_and_effects_in_words(result.details, p_of_farthest)}"
+        effects = _onsets_and_effects_in_words(result.details, p_of_farthest)
+        yield f"Where? {effects} {choice_of_modules_in_words(result)}".rstrip()
     if "outputs" in tables and tables["outputs"]["restoring_effect"].notna().any():
         follows_modules = bool(numbers["modules"])
-        outputs = _outputs_in_words(tables["outputs"], follows_modules)
+        most_outputs = result.config["measure"].get("outputs", 0)
+        is_choice = (tables["outputs"]["output"] != "z").sum() >= most_outputs
+        tokens = _tokens_of_choice(result) if is_choice else 0
+        outputs = _outputs_in_words(tables["outputs"], follows_modules, tokens)
         yield f"Through which outputs? {outputs}"
     if "contexts" in tables:
         sentences = _sentences_about_tokens(
@@ -124,6 +130,29 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     if numbers["modules"]:
         directions = directions_in_words(tables.get("directions"), result.details, numbers)
         yield f"In which directions? {directions}"
+
+
+def _tokens_of_choice(result: Result) -> int:
+    """Return the number of tokens on which a diff chose the modules and outputs to exchange."""
+    text = result.config.get("data") or {}
+    context = text.get("context") or TOKENS_PER_ROW
+    return min(screening_tokens(context), int(result.scalars["tokens"]))
+
+
+def choice_of_modules_in_words(result: Result) -> str:
+    """Return a sentence that says how modules were chosen; "" if all that changed were exchanged.
+
+    It is "" as well if none was exchanged, as where predictions do not differ.
+    """
+    changed = result.details[result.details["relative_weight_change"] != 0]
+    exchanged = changed["restoring_effect"].notna().sum()
+    if exchanged in (0, len(changed)):
+        return ""
+    return (
+        f"Only {exchanged} of {len(changed)} changed modules were exchanged: those with the "
+        f"largest transplanting effect on the first {_tokens_of_choice(result):,} tokens; a "
+        "module that was left out may have a larger effect on more text, or when it is put back."
+    )
 
 
 def summary_sentence(result: Result) -> str:
@@ -444,7 +473,7 @@ def _module_names(rows: Sequence[pd.Series]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _outputs_in_words(table: pd.DataFrame, follows_modules: bool) -> str:
+def _outputs_in_words(table: pd.DataFrame, follows_modules: bool, tokens: int) -> str:
     """Return in words which outputs of attention and MLPs, and which heads, have most effect.
 
     Args:
@@ -452,11 +481,16 @@ def _outputs_in_words(table: pd.DataFrame, follows_modules: bool) -> str:
             first.
         follows_modules: Whether a sentence of the same form about modules comes before this one,
             which is shorter then.
+        tokens: On how many tokens the exchanged outputs were chosen; 0: all were exchanged.
     """
     is_head = table["output"] == "z"  # TransformerLens's name for the output of one head
     sentences = [_effects_of_outputs("output", table[~is_head], is_repeated=follows_modules)]
     if is_head.any():
         sentences.append(_effects_of_outputs("head", table[is_head], is_repeated=True))
+    if tokens:
+        sentences.append(
+            f"They were chosen by their transplanting effect on the first {tokens:,} tokens."
+        )
     sentences.append("An output also carries what changed before it.")
     return " ".join(sentences)
 

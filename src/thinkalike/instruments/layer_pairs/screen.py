@@ -129,6 +129,10 @@ def answer(
     if len(all_pairs) > len(compared):
         sentence += _most_similar_of_all(all_pairs, most, is_distance)
         most_of_all = row_of_most_similar(all_pairs, is_distance)
+    else:
+        verdict = beyond_next_in_words(all_pairs, is_distance)
+        if verdict:
+            sentence += f"; the most similar is {verdict}"
     return f"{sentence}{_beyond_chance(most_of_all, is_distance, uncomputed, why_no_p)}."
 
 
@@ -175,8 +179,6 @@ def _most_similar_of_all(
     """
     most = row_of_most_similar(all_pairs, is_distance)
     both_layers = ["source_layer", "target_layer"]
-    is_most = (all_pairs[both_layers] == most[both_layers]).all(axis=1)
-    following = row_of_most_similar(all_pairs[~is_most], is_distance)
     extreme = "lowest" if is_distance else "highest"
     clause = f"; of all {len(all_pairs)} pairs, {_layer_pair_in_words(most)}"
     verb = "has" if most["source_layer"] == most["target_layer"] else "have"
@@ -186,16 +188,38 @@ def _most_similar_of_all(
         value = span(most["value"], most["low"], most["high"], ".3f")
         clause += f" {verb} the {extreme} value ({value})"
 
+    verdict = beyond_next_in_words(all_pairs, is_distance)
+    return f"{clause}, {verdict}" if verdict else clause
+
+
+def beyond_next_in_words(
+    rows: pd.DataFrame, is_distance: bool = False, number_format: str = ".3f"
+) -> str:
+    """Return whether the most similar layer pair is shown to be more similar than the next.
+
+    Such as "not shown to be beyond the next, layer 3 (0.512 [0.480, 0.544]; the intervals
+    overlap)". It is "" if there is one pair, or if the value of one of the two has no interval.
+
+    Args:
+        rows: A row for each layer pair, with its value and the ends of its interval.
+        is_distance: Whether smaller values mean more similar.
+        number_format: The format of the numbers.
+    """
+    if len(rows) < 2:
+        return ""
+    rows = rows.reset_index(drop=True)
+    most = row_of_most_similar(rows, is_distance)
+    following = row_of_most_similar(rows.drop(index=most.name), is_distance)
     ends = [most["low"], most["high"], following["low"], following["high"]]
-    if any(math.isnan(end) for end in ends):
-        return clause
+    if not all(math.isfinite(end) for end in ends):
+        return ""
     is_beyond = most["low"] > following["high"]
     if is_distance:
         is_beyond = most["high"] < following["low"]
     verdict = "beyond" if is_beyond else "not shown to be beyond"
     reason = "the intervals do not overlap" if is_beyond else "the intervals overlap"
-    value = span(following["value"], following["low"], following["high"], ".3f")
-    return f"{clause}, {verdict} the next, {_layer_pair_in_words(following)} ({value}; {reason})"
+    value = span(following["value"], following["low"], following["high"], number_format)
+    return f"{verdict} the next, {_layer_pair_in_words(following)} ({value}; {reason})"
 
 
 def _beyond_chance(

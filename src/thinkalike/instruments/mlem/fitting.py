@@ -52,9 +52,9 @@ Columns: TypeAlias = dict[str, np.ndarray | float]
 
 
 def sentences_for_folds(config: AnalyzeConfig, stimuli: Stimuli) -> Int[Tensor, " n"] | None:
-    """Return the number of each stimulus's sentence, if folds keep sentences together.
+    """Return the number of each stimulus's group, such as its sentence, if folds keep it together.
 
-    It is None if folds may divide a sentence: with `together=stimulus`, and with `recipe=paper`,
+    It is None if folds may divide a group: with `together=stimulus`, and with `recipe=paper`,
     whose folds consist of pairs of stimuli.
     """
     if config.recipe == "paper" or config.measure_as(MLEMConfig).together == "stimulus":
@@ -113,26 +113,26 @@ def check_features(measure: MLEMConfig, stimuli: Stimuli, *, is_folded: bool) ->
 
 
 def _check_sentences(measure: MLEMConfig, stimuli: Stimuli) -> None:
-    """Check that there are enough sentences for folds that keep them together.
+    """Check that there are enough sentences, or other groups, for folds that keep them together.
 
-    Each fold needs one sentence or more. If α is chosen among several values, the sentences
-    outside each fold are divided into as many folds again.
+    Each fold needs one group or more. If α is chosen among several values, the groups outside each
+    fold are divided into as many folds again.
 
     Raises:
         DataError: There are too few.
     """
     fewest = measure.folds
     if len(measure.alphas) > 1:
-        # The largest fold has ceil(fewest / folds) sentences; the rest must fill as many folds.
+        # The largest fold has ceil(fewest / folds) groups; the rest must fill as many folds.
         while fewest - ceil(fewest / measure.folds) < measure.folds:
             fewest += 1
     count = len(stimuli.groups.unique())
     if count < fewest:
         raise DataError(
-            f"{stimuli.source} has {count} sentences, and "
-            f"{named_setting('measure.folds', measure.folds)} needs at least {fewest}; give more "
-            "sentences, or choose fewer folds; "
-            f"{named_setting('measure.together', 'stimulus')} lets folds divide a sentence"
+            f"{stimuli.source} has {count} {stimuli.unit}, and "
+            f"{named_setting('measure.folds', measure.folds)} needs at least {fewest}; give more, "
+            f"or choose fewer folds; {named_setting('measure.together', 'stimulus')} lets folds "
+            "divide them"
         )
 
 
@@ -185,6 +185,7 @@ def fit_profiles(
                 folds=measure.folds,
                 permutations=measure.permutations,
                 groups=groups,
+                texts=stimuli.texts_beside_groups(),
                 conditional_on=measure.conditional_on,
                 interactions=[(first, second) for first, second in measure.interactions],
                 null=measure.null,
@@ -219,7 +220,7 @@ def _with_names_of_layers(message: str, sides: Sequence[StimulusStates]) -> str:
 
 
 def _warn_of_few_sentences(measure: MLEMConfig, stimuli: Stimuli, importance: Importance) -> None:
-    """Log a warning if there are too few sentences for intervals, or also for p-values.
+    """Log a warning if there are too few sentences (groups) for intervals, or also for p-values.
 
     Args:
         measure: The settings of MLEM, with the number of folds.
@@ -232,7 +233,9 @@ def _warn_of_few_sentences(measure: MLEMConfig, stimuli: Stimuli, importance: Im
     missing = "no intervals"
     if importance.groups < FEWEST_GROUPS:
         missing = "no intervals and no p"
-    log.warning("warning: %s has fewer than %d sentences: %s", stimuli.source, fewest, missing)
+    log.warning(
+        "warning: %s has fewer than %d %s: %s", stimuli.source, fewest, stimuli.unit, missing
+    )
 
 
 def importance_given_word(

@@ -32,7 +32,9 @@ from thinkalike.instruments.mlem.screen import (
     MEANING_OF_IMPORTANCE,
     MEANING_OF_NO_WEIGHT,
     MEANING_OF_REFERENCE,
+    has_corrected_p,
     has_no_weight,
+    permuted_in_words,
     show_scores,
     untested_in_words,
 )
@@ -94,7 +96,8 @@ class FeatureProfiles(
         Raises:
             DataError: The stimuli lack a feature, there are too few, or a feature cannot explain
                 distances.
-            ConfigError: The null distribution moves whole sentences, which folds would divide.
+            ConfigError: The null distribution moves whole sentences (or other groups), which folds
+                would divide.
         """
         inputs = super().inputs(config)
         measure = config.measure_as(MLEMConfig)
@@ -107,14 +110,16 @@ class FeatureProfiles(
                 )
         check_features(measure, stimuli, is_folded=config.recipe != "paper")
 
-        has_sentences = len(stimuli.groups.unique()) < len(stimuli)
-        divides_sentences = sentences_for_folds(config, stimuli) is None
-        if measure.null and has_sentences and divides_sentences:
+        has_groups = len(stimuli.groups.unique()) < len(stimuli)
+        divides_groups = sentences_for_folds(config, stimuli) is None
+        if measure.null and has_groups and divides_groups:
             raise ConfigError(
-                f"{named_setting('measure.null')} moves whole sentences: it needs "
+                f"{named_setting('measure.null')} moves whole {stimuli.unit}: it needs "
                 f"{named_setting('measure.together', 'sentence')}, "
                 f"{named_setting('recipe', 'stimuli')}"
             )
+        if measure.null:
+            _check_features_of_groups(stimuli)
         return inputs
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
@@ -166,7 +171,9 @@ class FeatureProfiles(
             },
             {name: table for name, table in tables.items() if len(table)},
             models=[side.origin for side in sides],
-            facts=stimuli_facts(stimuli, sides[: len(config.subjects)]),
+            facts=stimuli_facts(
+                stimuli, sides[: len(config.subjects)], permutes_features=measure.null > 0
+            ),
             blank=BLANK,
         )
 
@@ -241,9 +248,12 @@ class FeatureProfiles(
         condition = (result.config.get("measure") or {}).get("conditional_on")
         profiles = profiles[profiles["feature"] != condition]
         show_scores(profiles, scores)
-        untested = untested_in_words(result.details, profiles)
+        untested = untested_in_words(result.details, profiles, stimuli)
         if untested:
             show_text(untested)
+        if has_corrected_p(profiles):
+            for sentence in permuted_in_words(stimuli):
+                show_text(sentence)
         intervals = "; 95 % intervals are over folds"
         if "subjects" in result.provenance:
             intervals = ""
@@ -263,3 +273,24 @@ class FeatureProfiles(
         show_layer_note(result)
         for sentence in stimuli.get("confounded_with_words", ()):
             show_text(f"{sentence}.")
+
+
+def _check_features_of_groups(stimuli: Stimuli) -> None:
+    """Check that no feature has a level of its own for each value of the column of groups.
+
+    Permuting whole values would not change which stimuli differ in such a feature.
+
+    Raises:
+        DataError: A feature has.
+    """
+    column = stimuli.groups_column
+    if column is None:
+        return
+    n_groups = len(stimuli.groups.unique())
+    for name in stimuli.constant_features(stimuli.groups):
+        if stimuli.features[name].nunique(dropna=False) == n_groups:
+            raise DataError(
+                f"{stimuli.source}: {name} has one level for each value of {column}, and cannot "
+                f"be permuted between them; leave it out of features, or leave out "
+                f"{named_setting('measure.null')}"
+            )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite, nan
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
+from thinkalike.advice import named_setting
+from thinkalike.errors import listed
 from thinkalike.instruments.mlem.fitting import COLUMNS_GIVEN_WORD, REFERENCE
 from thinkalike.instruments.mlem.table import SHARE_OF_REFERENCE
 from thinkalike.matrices import matrix_of
@@ -326,7 +329,56 @@ def has_corrected_p(profiles: pd.DataFrame) -> bool:
     return "p_corrected" in profiles and bool(profiles["p_corrected"].notna().all())
 
 
-def untested_in_words(details: pd.DataFrame, shown: pd.DataFrame) -> str:
+def permuted_in_words(stimuli: Mapping[str, Any]) -> list[str]:
+    """Return sentences about what p-values permute, where that is not, or should not be, texts.
+
+    If the job names a column by which stimuli are grouped, its values are permuted as wholes. A
+    feature that is constant for each value of a different column, which several groups share, may
+    look important because stimuli of one value are alike.
+
+    Args:
+        stimuli: What the provenance of a result says of its stimuli.
+    """
+    sentences = []
+    groups = stimuli.get("groups")
+    unit = "sentence" if groups is None else f"value of {groups['column']}"
+    if groups is not None:
+        sentences.append(_groups_in_words(groups))
+    for shared in stimuli.get("shared_values", ()):
+        features = shared["features"]
+        column = shared["column"]
+        sentences.append(
+            f"{listed(features)} {'is' if len(features) == 1 else 'are'} constant for each of the "
+            f"{shared['n_values']} values of {column}. For p, each {unit} is permuted alone, so a "
+            f"small p may be due to {column}; {named_setting('stimuli.groups', column)} permutes "
+            "whole values."
+        )
+    return sentences
+
+
+def _groups_in_words(groups: Mapping[str, Any]) -> str:
+    """Return in sentences how features are permuted for p if a column groups stimuli.
+
+    Args:
+        groups: What the provenance of a result says of the groups.
+    """
+    text = f"For p, the {groups['count']} values of {groups['column']} are permuted as wholes."
+    of_texts = groups["of_texts"]
+    varying = [name for name in groups["varying"] if name not in of_texts]
+    if varying:
+        text += (
+            f" {listed(varying)} {'varies' if len(varying) == 1 else 'vary'} within them: a value "
+            "takes the levels of another value, in random order."
+        )
+    if of_texts:
+        is_or_are = "is" if len(of_texts) == 1 else "are"
+        text += f" {listed(of_texts)} {is_or_are} constant in each text, and permuted by text."
+    return text
+
+
+def untested_in_words(
+    details: pd.DataFrame, shown: pd.DataFrame, stimuli: Mapping[str, Any]
+) -> str:
     """Return in a sentence what was not tested against the null distribution, and why.
 
     The sentence is "" if all was tested, or if nobody asked for a null distribution.
@@ -334,13 +386,16 @@ def untested_in_words(details: pd.DataFrame, shown: pd.DataFrame) -> str:
     Args:
         details: The table of profiles of a result.
         shown: The profiles on the screen, in which the mean of subjects may stand for them.
+        stimuli: What the provenance of the result says of its stimuli.
     """
     if "p_corrected" not in details or has_corrected_p(shown):
         return ""
     if not has_corrected_p(details):
+        groups = stimuli.get("groups")
+        unit = "sentences" if groups is None else f"values of {groups['column']}"
         return (
             "Whether a feature matters beyond chance was not tested, as that takes "
-            f"{FEWEST_GROUPS} sentences or more."
+            f"{FEWEST_GROUPS} {unit} or more."
         )
     return (
         "Whether a feature matters beyond chance was tested in each subject alone, and not for "

@@ -50,7 +50,7 @@ def similarity_estimate(
     # Sentences with unequal numbers of stimuli tell as much as fewer sentences with equal numbers.
     effective_sentences = effective_number(stimuli_per_sentence)
     if not has_interval(effective_sentences):
-        reason = why_no_interval(effective_sentences, sentences, "sentences")
+        reason = why_no_interval(effective_sentences, sentences, stimuli.unit)
         log.warning("warning: %s: %s", stimuli.source, reason)
         return interval_around(rsa(layers, comparator=measure.comparator), math.inf)
     return rsa_estimate(

@@ -7,6 +7,7 @@ from typing import overload
 
 import pandas as pd
 
+from thinkalike.instruments.layer_pairs.screen import beyond_next_in_words
 from thinkalike.instruments.ruler.calibration_points import MIXING
 from thinkalike.instruments.stitching.screen import bit_width_in_words, layer_pair_labels
 from thinkalike.matrices import matrix_of
@@ -179,9 +180,12 @@ def sentence_of_pairs_above_control(table: pd.DataFrame, label: str) -> str:
         )
     value = span(most["value"], most["low"], most["high"], ".2f")
     value_of_control = number_text(local_mixing_control(most), ".2f")
+    beyond_next = beyond_next_in_words(above, number_format=".2f")
+    if beyond_next:
+        beyond_next = f", {beyond_next}"
     return (
         f"{of_models} is {control} at {how_many} layer pairs. {which} {layers}: {label} {value}, "
-        f"control {value_of_control}.{_copies_sentence(most)}{exception}"
+        f"control {value_of_control}{beyond_next}.{_copies_sentence(most)}{exception}"
     )
 
 

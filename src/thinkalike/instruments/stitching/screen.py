@@ -44,8 +44,15 @@ VERDICT_BASELINES = ("token-mean baseline", "identity baseline")
 LEAST_OF_TWO_DECIMALS = 0.01
 """Smaller numbers would have no digit but 0 among two decimals."""
 
-ASYMMETRIES = {"asymmetry": "nats per token", "asymmetry_bits_per_byte": "bits per byte"}
-"""The units of the columns of asymmetries."""
+CONTROLS = {
+    "bigram_mean_penalty": "bigram-mean baseline",
+    "random_source_penalty": "random source",
+    "shuffled_penalty": "shuffled tokens",
+}
+"""What a sentence calls the controls of `controls=true`, which the printed table does not have."""
+
+ASYMMETRIES = ("asymmetry", "asymmetry_bits_per_byte")
+"""The columns of asymmetries; the second one stands where the tokenizers differ."""
 
 
 def details_of(result: Result) -> pd.DataFrame:
@@ -194,24 +201,62 @@ def tokens_of_fitting(stitch: Mapping[str, Any], facts: object) -> str:
 def _losses_of_models_alone(table: pd.DataFrame) -> str:
     """Return the losses of both models without a stitch; "" for results of earlier versions.
 
-    Losses per token of different tokenizers cannot be compared, so these are in bits per byte.
+    They are in the unit of the penalty. A token of a different tokenizer has more or fewer bytes
+    of text, so the loss of such a source is converted by its loss per byte.
 
     Args:
         table: The details of the direction. Each of its rows has the same losses.
     """
-    columns = {"source": "source_loss", "target": "target_loss"}
-    unit = "nats per token"
-    if "penalty_bits_per_byte" in table:  # the tokenizers differ
-        columns = {"source": "source_bits_per_byte", "target": "target_bits_per_byte"}
-        unit = "bits per byte"
-    if not set(columns.values()) <= set(table):
+    if not {"source_loss", "target_loss"} <= set(table):
         return ""
     first = table.iloc[0]
-    target = number_text(first[columns["target"]], ".2f")
+    source_loss = first["source_loss"]
+    if _has_two_tokenizers(table):
+        if not {"source_bits_per_byte", "target_bits_per_byte"} <= set(table):
+            return ""
+        source_loss = first["source_bits_per_byte"] * _nats_per_token_of_target(first)
+    target = number_text(first["target_loss"], ".2f")
     if first["source"] == first["target"]:
-        return f"loss of the model alone {target} {unit}"
-    source = number_text(first[columns["source"]], ".2f")
-    return f"loss of the source alone {source}, of the target {target} {unit}"
+        return f"loss of the model alone {target} nats per token"
+    source = number_text(source_loss, ".2f")
+    if _has_two_tokenizers(table):
+        source += " (by bytes)"
+    return f"loss of the source alone {source}, of the target {target} nats per token"
+
+
+def _has_two_tokenizers(table: pd.DataFrame) -> bool:
+    """Return whether the tokenizers of both models differ: only then are there bits per byte."""
+    return "penalty_bits_per_byte" in table
+
+
+def _unit_of_penalty(table: pd.DataFrame) -> str:
+    """Return the unit of penalties: "nats per token", and of which model if tokenizers differ."""
+    unit = "nats per token"
+    if _has_two_tokenizers(table):
+        unit += f" of {table['target'].iloc[0]}"
+    return unit
+
+
+def _nats_per_token_of_target(row: pd.Series) -> float:
+    """Return how many nats per token of the target one bit per byte is on the evaluated text."""
+    return float(row["target_loss"] / row["target_bits_per_byte"])
+
+
+def sentence_of_controls(table: pd.DataFrame) -> str:
+    """Return a sentence with the penalties of the controls that were asked for; "" without any.
+
+    Args:
+        table: The details of one direction, a row for each stitch.
+    """
+    penalties = []
+    if sentence_of_floor(table) and set(CONTROLS) & set(table):
+        penalties.append(f"floor {_range_of_column(table, 'floor_penalty')}")
+    for column, name in CONTROLS.items():
+        if column in table and table[column].notna().any():
+            penalties.append(f"{name} {_range_of_column(table, column)}")
+    if not penalties:
+        return ""
+    return f"Penalties of controls: {', '.join(penalties)}."
 
 
 def _comparisons_with_baselines(table: pd.DataFrame) -> list[str]:
@@ -289,11 +334,7 @@ def sentence_of_floor(table: pd.DataFrame) -> str:
 
 def meaning_of_columns(table: pd.DataFrame) -> str:
     """Return a note that explains the columns of a table of stitches, if the table has them."""
-    penalty = "The penalty is the loss of the stitched model minus that of the target alone"
-    if {"penalty_bits_per_byte", "target_loss"} <= set(table):
-        # The sentence above has it in bits per byte, as the tokenizers differ.
-        penalty += f", {number_text(table['target_loss'].iloc[0], '.2f')}"
-    meanings = [penalty]
+    meanings = ["The penalty is the loss of the stitched model minus that of the target alone"]
     for name, column in BASELINES.items():
         if column in table:
             meanings.append(f"the {name} is {MEANING_OF_BASELINES[name]}")
@@ -336,16 +377,14 @@ def show_penalties_of_direction(
             alone; "" for nothing.
     """
     first = table.iloc[0]
-    unit = "nats per token"
-    if "penalty_bits_per_byte" in table:  # the tokenizers differ
-        unit += f" of {first['target']}"
     show_text(sentence_of_direction(table, about_job))
-    title = f"{first['source']} → {first['target']}: loss and penalty, {unit}"
+    title = f"{first['source']} → {first['target']}: loss and penalty, {_unit_of_penalty(table)}"
     title = with_share(title, {"layer pairs": (len(rows), len(table))})
     show_table(Table(title, _columns_of_direction(table.iloc[[*rows]])))
     floor = sentence_of_floor(table)
-    if floor:
-        show_text(floor)
+    controls = sentence_of_controls(table)
+    if controls or floor:
+        show_text(controls or floor)  # the floor is one of the controls
     _show_convergence(table)
 
 
@@ -405,14 +444,20 @@ def show_asymmetry(table: pd.DataFrame) -> None:
         table: The details of the first direction. The asymmetry is the penalty of this direction
             minus that of the reverse.
     """
-    for name, unit in ASYMMETRIES.items():
+    for name in ASYMMETRIES:
         if name not in table:
             continue
         index = int(table[name].abs().argmax())
         row = table.iloc[index]
-        value = float(row[name])
-        low = float(row[f"{name}_low"])
-        high = float(row[f"{name}_high"])
+        unit = "bits per byte"
+        scale = 1.0
+        if name == "asymmetry" or {"target_loss", "target_bits_per_byte"} <= set(table):
+            unit = _unit_of_penalty(table)
+        if name != "asymmetry" and unit != "bits per byte":
+            scale = _nats_per_token_of_target(row)
+        value = scale * float(row[name])
+        low = scale * float(row[f"{name}_low"])
+        high = scale * float(row[f"{name}_high"])
         if value < 0:
             # The reverse costs more; with the sign changed, the ends of the interval swap.
             costs_more = f"{row['target']} into {row['source']}"

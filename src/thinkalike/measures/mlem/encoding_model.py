@@ -321,7 +321,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             group_of_stimulus = tensor_of(groups, Int, "groups")
             check_groups(group_of_stimulus, len(values))
             groups_of_rows = group_of_stimulus.to(rows.device)[rows]
-        return StimulusTable(values[rows], levels, columns, pairs, groups_of_rows, is_single)
+        return StimulusTable(values[rows], levels, columns, pairs, groups_of_rows, is_single, rows)
 
     def divide(self, pairs: StimulusPairs, groups: Tensor | None) -> Division:
         """Return the inner folds of the training data, and the pairs of each, which choose alpha.
@@ -524,6 +524,7 @@ class StimulusTable(NamedTuple):
         stimulus_pairs: The pairs of the stimuli, with their neural distances.
         groups: The group of each stimulus; None if each is its own.
         single: Whether Y was one layer, and not a sequence of them.
+        rows: The row of X of each stimulus.
     """
 
     values: Float[Tensor, "n f"]
@@ -532,6 +533,7 @@ class StimulusTable(NamedTuple):
     stimulus_pairs: StimulusPairs
     groups: Int[Tensor, " n"] | None
     single: bool
+    rows: Int[Tensor, " n"]
 
 
 def complete_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:

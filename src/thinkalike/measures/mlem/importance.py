@@ -9,13 +9,24 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Annotated, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import Count, Level, Repetitions, RepetitionsOrNone, Seed, Within, shown
+from thinkalike.arguments import (
+    Count,
+    Level,
+    Repetitions,
+    RepetitionsOrNone,
+    Seed,
+    Within,
+    check_rows,
+    shown,
+    tensor_of,
+)
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
-from thinkalike.measures.folds import splits
+from thinkalike.measures.folds import check_groups, splits
 from thinkalike.measures.kinds import FeatureColumns
 from thinkalike.measures.mlem.encoding_model import MLEM, StimulusTable
 from thinkalike.measures.mlem.features import FeatureEncoder
@@ -215,6 +226,7 @@ def feature_importance(
     folds: Count = 5,
     permutations: Repetitions = 5,
     groups: object = None,
+    texts: object = None,
     conditional_on: int | str | None = None,
     interactions: Sequence[tuple[int | str, int | str]] = (),
     null: RepetitionsOrNone = 0,
@@ -231,6 +243,9 @@ def feature_importance(
     Args:
         model: The parameters of the fits; the model itself is not changed.
         X, Y, groups: See `MLEM.fit`.
+        texts: The number of each stimulus's text, if groups are something else, such as all
+            stimuli of one word. A feature that is constant in each text, and not in each group,
+            moves between whole texts in the null.
         folds: How many folds there are.
         permutations: How often features are permuted in each fold.
         conditional_on: A feature, by number or name, within whose levels the values move: variance
@@ -250,6 +265,7 @@ def feature_importance(
     >>> int(feature_importance(MLEM(alpha=1.0), features, states).profile().value.argmax())
     0
     """
+    check_rows([("X", X), ("texts", texts)])
     table = model.read(X, Y, groups)
     n, f = table.values.shape
     pairs = _pairs_of_features(interactions, table.columns)
@@ -299,17 +315,43 @@ def feature_importance(
             stacklevel=2,
         )
     draws = None
+    moves_by_text = torch.zeros(f, dtype=torch.bool)
+    text_of: Tensor | None = None
+    if texts is not None:
+        text_of = tensor_of(texts, Int, "texts").cpu()
+        check_groups(text_of, len(X), "texts")  # type: ignore[arg-type]  # `read` has checked X
+        text_of = text_of[table.rows.cpu()]
+        is_constant_in_texts = _is_constant_in_each(text_of, table.values)
+        moves_by_text = is_constant_in_texts & ~_is_constant_in_each(group_of, table.values)
     if null:
         draws = torch.full((null, len(all_scores), f), torch.nan, dtype=all_scores.dtype)
         if group_count >= FEWEST_GROUPS:
             for number in counted(range(null), "null"):
                 order = regrouped(strata, group_of, generator)
+                order_by_text = order
+                if text_of is not None and moves_by_text.any():
+                    order_by_text = regrouped(strata, text_of, generator)
                 for feature in range(f):
+                    order_of_feature = order_by_text if moves_by_text[feature] else order
                     importance = _importance_of_exchanged_feature(
-                        model, table, held_out_folds, feature, order
+                        model, table, held_out_folds, feature, order_of_feature
                     )
                     draws[number, :, feature] = importance
     return Importance(sets, all_scores, all_drops, draws, group_count)
+
+
+def _is_constant_in_each(
+    groups: Int[Tensor, " n"], values: Float[Tensor, "n f"]
+) -> Bool[Tensor, " f"]:
+    """Return for each feature whether all stimuli of one group have the same value.
+
+    Missing values count as one value.
+    """
+    _, first_of_each = np.unique(groups.cpu().numpy(), return_index=True)
+    _, group_of = groups.cpu().unique(return_inverse=True)
+    numbers = values.cpu().nan_to_num(torch.inf)
+    value_of_group = numbers[torch.from_numpy(first_of_each)]
+    return (numbers == value_of_group[group_of]).all(0)
 
 
 def _with_inner_folds_in_memory(fold: _HeldOutFold) -> _HeldOutFold:
