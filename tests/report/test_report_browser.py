@@ -184,3 +184,12 @@ def test_letters_of_small_charts_can_be_read(width, seen, tmp_path):
     assert charts.count() == len(features)
     scales = "charts => charts.map(chart => chart.getBoundingClientRect().width / chart.viewBox.baseVal.width)"
     assert min(charts.evaluate_all(scales)) * WRITTEN_AT >= 9, "pixels"
+
+
+def test_a_narrow_page_is_no_wider_than_its_window(seen, tmp_path):
+    tables = {
+        kind: layer_pairs("a-mini", "b-mini", 2, 2, value_including_massive_activations=0.5) for kind in ("rsa", "cka")
+    }
+    page = seen(address=page_of(tmp_path, **tables), viewport={"width": 390, "height": 900})
+    assert page.locator("#pair figcaption select").count() == 2
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
