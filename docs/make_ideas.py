@@ -131,22 +131,23 @@ def draw_cut() -> None:
     picture = Picture("A model is cut into a head and a tail, and the cut is checked", 210)
     picture.text(16, 28, "The whole model", colour=GREY)
     _draw_blocks(picture, y=40, colours=[SOURCE] * 6)
-    picture.arrow(402, 56, 424, 56)
-    picture.text(430, 61, "logits")
+    picture.arrow(364, 56, 386, 56)
+    picture.text(392, 61, "logits")
 
     picture.text(16, 106, "Its head, up to block 2, and its tail", colour=GREY)
     _draw_blocks(picture, y=118, colours=[SOURCE] * 3, first=0)
-    picture.arrow(210, 134, 250, 134, colour=STITCH)
-    picture.text(230, 126, "h", colour=STITCH, anchor="middle")
-    _draw_blocks(picture, y=118, colours=[SOURCE] * 3, first=3, x=256)
-    picture.arrow(450, 134, 464, 134)
+    picture.arrow(190, 134, 224, 134, colour=STITCH)
+    picture.text(207, 126, "h", colour=STITCH, anchor="middle")
+    _draw_blocks(picture, y=118, colours=[SOURCE] * 3, first=3, x=230)
+    picture.arrow(404, 134, 426, 134)
+    picture.text(432, 139, "logits")
     picture.text(WIDTH / 2, 188, "Both ways must give the same logits, or the model is refused.", anchor="middle")
     picture.save("idea-cut")
 
 
 def _draw_blocks(picture: Picture, *, y: float, colours: Sequence[str], first: int = 0, x: float = 16) -> None:
     for number, colour in enumerate(colours):
-        picture.box(x + number * 65, y, 56, 32, fill=colour, words=f"block {first + number}")
+        picture.box(x + number * 58, y, 54, 32, fill=colour, words=f"block {first + number}")
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,26 @@ def changes_of(value: float):
     figures.changes(shares, with_ends(pd.DataFrame({"layer": [0, 1], "distance": value}), "distance"), NOWHERE)
 
 
+@pytest.mark.parametrize(
+    ("effects", "reason"),
+    [
+        ({("MLP", 0): np.nan, ("MLP", 1): 0.5}, ["not measured"]),
+        ({("MLP", 0): 0.2, ("MLP", 1): 0.5, ("embedding", -1): 0.1}, ["no such module"]),
+        ({("MLP", 0): np.nan, ("MLP", 1): 0.5, ("embedding", -1): 0.1}, ["not measured or no such module"]),
+        ({("MLP", 0): 0.2, ("MLP", 1): 0.5}, []),
+    ],
+)
+def test_the_figure_of_a_change_says_why_a_module_has_no_share(effects, reason):
+    """A module that was not exchanged is in the table without an effect; one that does not exist has no row."""
+    rows = [(component, layer, effect) for (component, layer), effect in effects.items()]
+    shares = pd.DataFrame(rows, columns=["component", "layer", "mean_effect"])
+    layers = with_ends(pd.DataFrame({"layer": [0, 1], "distance": [0.1, 0.2]}), "distance")
+    with figures.shown_figures() as shown:
+        figures.changes(shares, layers, NOWHERE)
+    ((figure, _),) = shown.values()
+    assert [text.get_text() for legend in figure.legends for text in legend.get_texts()] == reason
+
+
 def matrix_of(value: float):
     figures.layer_heatmaps(matrix(*NAMES, 3, 3).assign(value=value), NOWHERE, "r2", "residual R²")
 

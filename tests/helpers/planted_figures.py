@@ -65,5 +65,6 @@ def check_figure(draw: Callable[[], None], folder: str | None) -> None:
     drawn = [figure for figure, _ in shown.values()] or [plt.gcf()]
     for figure in drawn:
         if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
             figure.savefig(Path(folder) / f"{draw.__name__}.png", dpi=200)
         assert complaints(figure) == []

@@ -84,6 +84,15 @@ def test_steps_are_columns_and_layers_or_features_rows():
     assert grids_of(table.assign(other_step=0)) == [], "likeness of every two steps"
 
 
+def test_rows_of_a_profile_are_named_by_their_column():
+    (features,) = grids_of(profile("a", ["tense", "case"], 2))
+    copies = profile("a", ["4 bits", "local mixing"], 2).rename(columns={"feature": "calibration_point"})
+    (points,) = grids_of(copies)
+    assert (features["row_name"], points["row_name"]) == ("feature", "calibration point")
+    (pairs,) = grids_of(layer_pairs("a", "b", 2, 2))
+    assert pairs["row_name"] == "", "the rows are layers"
+
+
 STEPS = pd.DataFrame({"step": [1, 1, 2, 2], "layer": [0, 0, 0, 1], "v": [0.1, 0.2, 0.3, 0.4]})
 STEPS_OF_FEATURE = STEPS.assign(feature=["tense", "tense", "tense", "case"], layer=0)
 LAYERS = pd.DataFrame({"model": "a", "feature": ["x", "x", "x", "y"], "layer": [1, 1, 2, 2], "v": [0.1, 0.2, 0.3, 0.4]})

@@ -149,3 +149,47 @@ def test_names_are_text_and_never_markup(seen):
     page.locator("#pairs").select_option(label=f"{EVIL} and a-mini (1 matrix)")
     assert f"Layer 0 of {EVIL} and layer 0 of a-mini" in page.locator("#detail").inner_text()
     assert page.locator("b").count() == 0
+
+
+def page_of(store, **tables: pd.DataFrame) -> str:
+    """The address of a page of results of two models, one of each kind."""
+    for kind, table in tables.items():
+        finish(store, kind, f"{kind}-key", {"table": table}, models=("a-mini", "b-mini"))
+    page = store / "page.html"
+    page.write_text(report_page(report_of(gather([store])), "results"), encoding="utf-8")
+    return page.as_uri()
+
+
+def test_lines_of_one_chart_have_one_unit(seen, tmp_path):
+    distance = layer_pairs("a-mini", "b-mini", 2, 2, cosine=0.9, norm_target=1000.0)
+    stitching = layer_pairs("a-mini", "b-mini", 2, 2).rename(columns={"value": "penalty"})
+    stitching = stitching.assign(identity_penalty=2.5, tokens=4096)
+    page = seen(address=page_of(tmp_path, distance=distance, stitching=stitching))
+    charts = page.locator("#pair svg[role=img]")
+    assert charts.locator("polyline").count() == 3, "the distance, the penalty and its control"
+    assert "1000" not in charts.nth(0).text_content()
+    named = [name.strip() for name in page.locator("#pair .series > span").all_inner_texts()]
+    assert named == ["penalty", "identity penalty"]
+
+
+WRITTEN_AT = 11  # the size of letters in a drawing, before it is fitted into its place
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_letters_of_small_charts_can_be_read(width, seen, tmp_path):
+    features = [f"feature {number}" for number in range(8)]
+    tables = {"cka": layer_pairs("a-mini", "b-mini", 2, 2), "mlem": profile("a-mini", features, 30)}
+    page = seen(address=page_of(tmp_path, **tables), viewport={"width": width, "height": 900})
+    charts = page.locator("#pair .panels svg[role=img]")
+    assert charts.count() == len(features)
+    scales = "charts => charts.map(chart => chart.getBoundingClientRect().width / chart.viewBox.baseVal.width)"
+    assert min(charts.evaluate_all(scales)) * WRITTEN_AT >= 9, "pixels"
+
+
+def test_a_narrow_page_is_no_wider_than_its_window(seen, tmp_path):
+    tables = {
+        kind: layer_pairs("a-mini", "b-mini", 2, 2, value_including_massive_activations=0.5) for kind in ("rsa", "cka")
+    }
+    page = seen(address=page_of(tmp_path, **tables), viewport={"width": 390, "height": 900})
+    assert page.locator("#pair figcaption select").count() == 2
+    assert page.evaluate("document.documentElement.scrollWidth") == 390

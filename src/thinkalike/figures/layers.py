@@ -370,7 +370,7 @@ def changes(
     Red is a share above 0, blue one below 0.
 
     Args:
-        shares: One row per component and layer.
+        shares: One row per component and layer; its effect is NaN if it was not measured.
         layers: The relative distance of states by layer, with its interval.
         folder: Where the figure is written.
         names: Both models.
@@ -390,7 +390,7 @@ def changes(
         image = upper.imshow(np.ma.masked_invalid(values), aspect="auto", cmap="RdBu_r", norm=norm)
         is_missing = np.isnan(values)
         if is_missing.any():
-            show_missing(upper, is_missing, "the model has no such module")
+            show_missing(upper, is_missing, _why_missing(shares, cells, is_missing))
         upper.set_yticks(range(len(cells)), list(cells.index))
         ticks(upper.xaxis, cells.columns, MOST_BESIDE_EMBEDDING)
         upper.set(xlabel="layer", ylabel="module")
@@ -412,6 +412,24 @@ def changes(
         _begin_at_zero(lower, highest_of(layers, "distance", "distance_high"))
         write_title(figure, upper, names, about)
         save(figure, folder, "diff")
+
+
+def _why_missing(shares: pd.DataFrame, cells: pd.DataFrame, is_missing: np.ndarray) -> str:
+    """Return why modules have no share: a module of the model has a row, even if it has no value.
+
+    Args:
+        shares: One row per component and layer.
+        cells: Their values, a row for each component and a column for each layer.
+        is_missing: Which of the cells have no value.
+    """
+    modules = set(zip(shares["component"], shares["layer"], strict=True))
+    reasons = set()
+    for row, column in zip(*np.nonzero(is_missing), strict=True):
+        if (cells.index[row], cells.columns[column]) in modules:
+            reasons.add("not measured")
+        else:
+            reasons.add("no such module")
+    return " or ".join(sorted(reasons, reverse=True))
 
 
 def _begin_at_zero(axes: Axes, highest: float | None) -> None:

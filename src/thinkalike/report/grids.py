@@ -3,7 +3,7 @@
 A grid never depends on the kind of its result. There are four roles:
 
 - *pair*: rows are the layers of a source, columns those of a target.
-- *profile*: rows are the features of one model, columns its layers.
+- *profile*: rows are the features of one model, or its calibration points, columns its layers.
 - *layers*: one row; columns are the layers of one model.
 - *steps*: rows are features or layers, columns the steps of a training.
 """
@@ -102,6 +102,7 @@ class Grid(TypedDict):
         models: the source and the target, or one model.
         variant: what tells it from other grids of the same models.
         rows: the labels of the rows.
+        row_name: what a row of a *profile* is, such as "feature"; empty in other roles.
         columns: the labels of the columns.
         cells: for each number, row * number of columns + column; None if all are there in order.
         main: the position of the column of numbers that is shown first.
@@ -115,6 +116,7 @@ class Grid(TypedDict):
     models: list[str]
     variant: str
     rows: list[Cell]
+    row_name: str
     columns: list[Cell]
     cells: list[int] | None
     main: int
@@ -235,8 +237,11 @@ def _layer_grids(table: Columns) -> Iterator[Grid]:
         # Without label columns, all rows have the same empty label.
         features = [" × ".join(map(_label_text, key)) for key in rows.keys(label_columns)]
         labelled = rows.without(label_columns).with_column("feature", "text", features)
+        row_name = " × ".join(name.replace("_", " ") for name in label_columns)
         for variant, cells in _variants(labelled, ["feature", "layer"]):
-            yield _grid(role, [_model_name(model)], variant, cells, "feature", "layer")
+            grid = _grid(role, [_model_name(model)], variant, cells, "feature", "layer")
+            grid["row_name"] = row_name
+            yield grid
 
 
 def _step_grids(table: Columns, trained_model: str) -> Iterator[Grid]:
@@ -372,6 +377,7 @@ def _grid(
         models=models,
         variant=variant,
         rows=_axis(row_labels),
+        row_name="",
         columns=_axis(column_labels),
         cells=None if is_complete else positions,
         main=main,

@@ -1,24 +1,30 @@
 // Lines by layer with their intervals, and bars with intervals in the cells of a table.
 
+// The axes of a chart, and about how many layers and values are written at them. A chart is as wide as its place on the
+// page, so a small place needs small axes, or the letters shrink with them.
+const LARGE = { left: 44, width: 250, height: 130, layers: 12, values: 5 };
+const SMALL = { left: 34, width: 136, height: 84, layers: 6, values: 3 };
+
 /**
  * Draw lines over layers, or over what else `along` names. `series`: {name, points: [[layer, value, low, high]]}; `label`
  * says what the drawing is. `range` sets the vertical axis, for charts that stand side by side.
  */
-function lines(label, unit, series, range, legend = true, along = "layer") {
+function lines(label, unit, series, { range, legend = true, along = "layer", size = LARGE } = {}) {
   const refused = tooMany(series.reduce((sum, each) => sum + each.points.length, MARKS_OF_A_CHART), label);
   if (refused) return [refused];
   const layers = [...new Set(series.flatMap((each) => each.points.map(([layer]) => layer)))].sort((p, q) => p - q);
   const placeOfLayer = new Map(layers.map((layer, i) => [layer, i]));
   const [low, high] = range ?? spanOf(series);
-  const [left, top, width, height] = [44, 22, 250, 130];
+  const { left, width, height } = size;
+  const top = 22;
   const x = (layer) => left + (layers.length > 1 ? (placeOfLayer.get(layer) / (layers.length - 1)) * width : width / 2);
   const y = (value) => top + height - ((value - low) / (high - low || 1)) * height;
   const drawing = svg("svg", { viewBox: `0 0 ${left + width + 12} ${top + height + 34}`, role: "img", "aria-label": told(label, series, along), style: "max-width:440px" });
-  for (const tick of ticksOf(low, high)) {
+  for (const tick of ticksOf(low, high, size.values)) {
     drawing.append(svg("line", { class: "grid", x1: left, x2: left + width, y1: y(tick), y2: y(tick) }),
       svg("text", { class: "axis", x: left - 5, y: y(tick) + 4, "text-anchor": "end" }, short(tick)));
   }
-  const every = Math.ceil(layers.length / 12);
+  const every = Math.ceil(layers.length / size.layers);
   layers.forEach((layer, i) => {
     if (i % every === 0) drawing.append(svg("text", { class: "axis", x: x(layer), y: top + height + 14, "text-anchor": "middle" }, layerName(layer)));
   });
@@ -67,9 +73,9 @@ function spanOf(series) {
   return [low - margin, high + margin];
 }
 
-function ticksOf(low, high) {
+function ticksOf(low, high, most) {
   const step = 10 ** Math.floor(Math.log10((high - low || 1) / 2));
-  const wide = [1, 2, 5, 10].map((times) => times * step).find((size) => (high - low || 1) / size <= 5);
+  const wide = [1, 2, 5, 10].map((times) => times * step).find((size) => (high - low || 1) / size <= most);
   const ticks = [];
   for (let tick = Math.ceil(low / wide - 1e-9); tick * wide <= high + wide * 1e-6; tick++) ticks.push(Number((tick * wide).toPrecision(6)));
   return ticks;

@@ -121,30 +121,32 @@ function cardAlone({ name, grids }, sides) {
     : first.numbers.map((number, n) => [plain(number.name), ...held.map((side, i) => el("div", {}, read(side, "", side[0].numbers[n] ?? number, i)))]);
   const heads = held.map(([, layer, model]) => `${model}, layer ${layerName(layer)}`);
   return el("article", { class: "card" }, el("h4", {}, name),
-    tableOf("", [first.role === "profile" ? `feature: ${plain(first.numbers[first.main].name)}` : "number", ...heads], rows));
+    tableOf("", [first.role === "profile" ? `${first.row_name}: ${plain(first.numbers[first.main].name)}` : "number", ...heads], rows));
 }
 
-/** Lines of what was measured between layers of equal relative depth: what a measure shows first, with its controls. */
+/**
+ * Lines of what was measured between layers of equal relative depth: what a measure shows first, with its controls, whose
+ * columns end in its name. The rest may have different units, and would share one axis.
+ */
 function curvesOf(report, pair) {
   const figures = pair.grids.map((grid) => {
     const main = grid.numbers[grid.main].name;
     const family = grid.numbers.filter((each) => each.name === main || each.name.endsWith(`_${main}`));
-    const told = family.length > 1 || grid.numbers.length > 5 ? family : grid.numbers;
     const [last, end] = [grid.rows.length - 1, grid.columns.length - 1];
     const places = grid.rows.map((layer, i) => [layer, placeOf(grid, layer, grid.columns[Math.round(i * end / Math.max(last, 1))])])
       .filter(([, at]) => at !== undefined);
     if (places.length < 2) return null;
-    const series = told.map((each) => ({ name: plain(each.name),
+    const series = family.map((each) => ({ name: plain(each.name),
       points: places.map(([layer, at]) => [layer, each.v[at], each.low?.[at], each.high?.[at]]) }));
     const title = `${titled(grid, main)} between layers of equal relative depth`;
     return el("figure", {}, el("figcaption", {}, el("strong", {}, title),
       el("span", { class: "settings" }, [direction(pair, grid), grid.variant].filter(Boolean).join(" · "))),
-    lines(title, main === "value" ? grid.title : plain(main), series));
+    lines(title, main === "value" ? grid.title : plain(main), series, { legend: series.length > 1 }));
   }).filter(Boolean);
   return figures.length ? [el("h3", {}, "Layers of equal relative depth, with intervals"), el("div", { class: "cards" }, figures)] : [];
 }
 
-/** One small chart per feature, with a line for each of the two models. */
+/** One small chart per feature, or calibration point, with a line for each of the two models. */
 function profilesOf(report, pair) {
   const models = [...new Set([pair.a, pair.b])];
   const groups = groupsOf(report, (grid) => grid.role === "profile" && models.includes(grid.models[0]));
@@ -154,7 +156,7 @@ function profilesOf(report, pair) {
     const series = (feature) => grids.map((grid) => ({ name: grid.models[0], points: pointsOf(grid, feature, grid.numbers[grid.main]) }));
     const range = spanOf(features.flatMap(series));
     const unit = plain(grids[0].numbers[grids[0].main].name);
-    const charts = features.map((feature) => el("figure", {}, el("strong", {}, feature), lines(`${feature}: ${unit} by layer`, unit, series(feature), range, false)));
-    return [el("h3", {}, `Features by layer: ${name}`), legendOfSeries(series(features[0])), el("div", { class: "panels" }, charts)];
+    const charts = features.map((feature) => el("figure", {}, el("strong", {}, feature), lines(`${feature}: ${unit} by layer`, unit, series(feature), { range, legend: false, size: SMALL })));
+    return [el("h3", {}, `${name}: ${unit} of each ${grids[0].row_name} by layer`), legendOfSeries(series(features[0])), el("div", { class: "panels" }, charts)];
   });
 }

@@ -22,13 +22,13 @@ function heatmapsOf({ name, grids }) {
     const number = grid.numbers[grid.main];
     const get = (key) => (row, column) => number[key]?.[placeOf(grid, row, column)];
     return el("figure", {}, el("strong", {}, grid.models[0]), matrix(cursor, {
-      title: grid.models[0], label: `${name}: ${plain(number.name)} in ${grid.models[0]}, features by layers`, up: false,
-      rowName: "feature", columnName: "layer", value: (row, column) => get("v")(row, column) ?? null,
+      title: grid.models[0], label: `${name}: ${plain(number.name)} in ${grid.models[0]}, by ${grid.row_name} and layer`, up: false,
+      rowName: grid.row_name, columnName: "layer", value: (row, column) => get("v")(row, column) ?? null,
       ends: (row, column) => [get("low")(row, column), get("high")(row, column)],
       told: (row, column) => `${row}, layer ${layerName(column)}`, colours,
     }));
   });
-  return [el("h3", {}, `${name}: ${plain(grids[0].numbers[grids[0].main].name)} of each feature`), el("div", { class: "panels wide" }, figures)];
+  return [el("h3", {}, `${name}: ${plain(grids[0].numbers[grids[0].main].name)} of each ${grids[0].row_name}`), el("div", { class: "panels wide" }, figures)];
 }
 
 function scoresOf({ name, grids }) {
@@ -43,7 +43,7 @@ function stepsOf([entry, grids]) {
   const charts = grids.flatMap((grid) => grid.numbers.filter((number) => number.low).map((number) => {
     const unit = [plain(number.name), grid.variant].filter(Boolean).join(", ");
     const series = grid.rows.map((row) => ({ name: row || unit, points: pointsOf(grid, row, number) }));
-    return el("figure", {}, lines(`${grid.models[0]}: ${unit} by step`, unit, series, undefined, true, "step"));
+    return el("figure", {}, lines(`${grid.models[0]}: ${unit} by step`, unit, series, { along: "step" }));
   }));
   return [el("h3", {}, `${entry.kind}: ${grids[0].models[0]} by step `, el("span", { class: "settings" }, entry.settings)), el("div", { class: "panels wide" }, charts)];
 }
