@@ -308,9 +308,7 @@ def test_a_stitchs_sentence_has_the_text_of_fitting_and_the_losses_of_both_model
     assert sentence_of_direction(table(**losses), said).endswith(f"; {said}.")
     bytes_ = {"source_bits_per_byte": 1.2, "target_bits_per_byte": 1.0, "penalty_bits_per_byte": 0.1}
     said = text_and_losses(table(**losses, **bytes_), stitch, facts)
-    in_one_unit = (
-        "loss of the source alone 3.90 (by bytes), of the target 3.25 nats per token"  # 3.25 nats are 1 bit per byte
-    )
+    in_one_unit = "losses alone: source 3.90 (by bytes), target 3.25 nats per token"  # 3.25 nats are 1 bit per byte
     assert said == f"{fitted}; {in_one_unit}"
     assert text_and_losses(table(target="a", **losses), stitch, None) == "loss of the model alone 3.25 nats per token"
 

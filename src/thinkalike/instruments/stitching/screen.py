@@ -220,7 +220,7 @@ def _losses_of_models_alone(table: pd.DataFrame) -> str:
         return f"loss of the model alone {target} nats per token"
     source = number_text(source_loss, ".2f")
     if _has_two_tokenizers(table):
-        source += " (by bytes)"
+        return f"losses alone: source {source} (by bytes), target {target} nats per token"
     return f"loss of the source alone {source}, of the target {target} nats per token"
 
 
