@@ -297,13 +297,16 @@ class FilesOnly(ConfigRepository):
             check_environment_of_file(settings, str(file), self.notes.environment, references_in)
             user_files.check_defaults(settings, str(file))
             loaded = super().load_config(config_path)
+            assert loaded is not None
+            # Hydra finds no header after a byte order mark, with which some editors begin files.
+            text = content.decode("utf-8-sig")
+            loaded.header = ConfigSource._get_header_dict(text)
         except YAMLError as error:
             raise ConfigError(f"{file}: {user_files.explained_yaml(error)}") from error
         except (ThinkalikeError, RecursionError):
             raise
         except Exception as error:  # such as a ValueError of PyYAML for !!float x
             raise ConfigError(f"{file}: {explained(error)}") from error
-        assert loaded is not None
 
         settings = OmegaConf.to_container(loaded.config, resolve=False)
         user_files.check_integers(settings, str(file))
