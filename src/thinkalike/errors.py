@@ -28,7 +28,11 @@ LONGEST_VALUE = 60  # letters of a value in a message
 LONGEST_FILE_NAME = 255  # bytes of the name of a file or folder, on all common file systems
 # control and format characters, surrogates, and the separators of lines and paragraphs
 HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+# those of them that a table or a terminal cannot hold, and not the format characters of scripts
+UNWRITABLE_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 REPLACEMENT = "\ufffd"
+# surrogates by which Python reads bytes of a file name that are not UTF-8; they end with the byte
+BYTES_OF_NAMES = range(0xDC80, 0xDD00)
 
 
 class ThinkalikeError(Exception):
@@ -286,3 +290,22 @@ def plain(text: str) -> str:
 def plain_line(text: str) -> str:
     """Return a plain text in one line: line breaks in a name would forge lines of a list."""
     return plain(text).replace("\n", " ")
+
+
+def plain_name(name: str) -> str:
+    r"""Return the name of a file, a folder or a model as tables, pages and terminals can hold it.
+
+    A name may have any characters but NUL and the slash: control characters, line breaks, and
+    bytes that are not UTF-8. They are written as in a text of Python, such as \r or \xf6, so that
+    different names stay different. The file is opened by its own name.
+    """
+    return "".join(map(_as_written, name))
+
+
+def _as_written(letter: str) -> str:
+    r"""Return a character, or what stands for it in a name, such as \r."""
+    if unicodedata.category(letter) not in UNWRITABLE_CATEGORIES:
+        return letter
+    if ord(letter) in BYTES_OF_NAMES:
+        return f"\\x{ord(letter) % 256:02x}"
+    return letter.encode("unicode_escape").decode()

@@ -27,7 +27,7 @@ from thinkalike.advice import named_setting
 from thinkalike.arguments import tensor_of
 from thinkalike.config.recorded import RecordedArrays
 from thinkalike.data.recordings import IDS, RUNS, UNNAMED_LAYER, FileContents, contents_of_path
-from thinkalike.errors import ConfigError, plain_line
+from thinkalike.errors import ConfigError, plain_line, plain_name
 from thinkalike.files import is_there
 from thinkalike.shards.index import holds_states
 
@@ -96,7 +96,7 @@ def states_given(side: object, argument: str, number: int, has_stimuli: bool) ->
             return GivenStates(os.fspath(side))
         contents = contents_of_path(Path(side))
         ids = _ids_of(contents, os.fspath(side))
-        name_in_tables = Path(side).stem
+        name_in_tables = plain_name(Path(side).stem)
         return _in_memory(contents.arrays.items(), name_in_tables, argument, ids, path=os.fspath(side))
 
     name_in_tables = "arrays" if number == 1 else f"arrays{number}"

@@ -1,5 +1,7 @@
 """States in the forms that people have them in give the numbers of the plain arrays, to the bit."""
 
+import os
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -127,6 +129,15 @@ def test_files_of_states_are_called_by_their_names_and_go_with_stimuli(tmp_path)
         assert ta.rsa([in_forms[form]], stimuli=words).details["value"].tolist() == distances.tolist()
     assert ta.rsa([in_forms["list"]], stimuli=words).details["value"].tolist() == distances.tolist()
     assert set(ta.compare(in_forms["npy"], Y).details["source"]) == {"x", "arrays2"}
+
+
+@pytest.mark.parametrize(("name", "label"), [(b"Icon\r", "Icon\\r"), (b"gr\xf6\xdfe", "gr\\xf6\\xdfe")])
+def test_a_file_may_have_any_name(name, label, tmp_path):
+    file = saved(tmp_path / f"{os.fsdecode(name)}.npy", {"": X})
+    result = ta.compare(file, Y, store=tmp_path / "store")
+    assert across(result) == across(ta.compare(X, Y))
+    assert set(result.details["source"]) == {label, "arrays2"}
+    assert label in result.summary
 
 
 def test_ids_of_two_files_must_be_the_same(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import re
 import shlex
 
@@ -481,6 +482,13 @@ NAMES_OF_PATHS = [
     "a=\\",
     "a=\\'",
     "plain",
+    "run ",
+    " run",
+    "run\t",
+    "a,b",
+    "a\\ b",
+    "a\\,b",
+    "\\'a",
 ]
 
 
@@ -488,11 +496,25 @@ NAMES_OF_PATHS = [
 def test_a_path_that_is_there_is_meant_by_its_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
-    (override,) = OverridesParser.create().parse_overrides(with_quoted_paths([f"model@target={name}"]))
-    assert override.value() == name
+    for path in (name, f"./{name}"):
+        (override,) = OverridesParser.create().parse_overrides(with_quoted_paths([f"model@target={path}"]))
+        assert override.value() == path
     assert with_quoted_paths(["model=no=such", "data=grammar", "layers=[1,2]"])[0] == "model=no=such", (
         "no path is there"
     )
+
+
+def test_what_is_no_bare_name_is_meant_as_hydra_reads_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["data.files=[a]", "seed=1", "layers=null", "model='./a'", "data.clean=true"]
+    for word in words:
+        (tmp_path / word.partition("=")[2]).mkdir(parents=True)
+    assert with_quoted_paths(words) == words
+
+
+def test_a_path_that_is_not_utf_8_is_refused_as_such():
+    with pytest.raises(ConfigError, match="must be text in UTF-8"):
+        ModelConfig(name="local", path=os.fsdecode(b"./gr\xf6\xdfe"))
 
 
 def test_an_integer_that_python_cannot_print_is_refused_in_one_line():

@@ -432,6 +432,12 @@ def test_an_option_that_is_chosen_keeps_its_texts(line, tmp_path):
     assert (config.model.revision, config.target.revision) == CHOSEN[line]
 
 
+@pytest.mark.parametrize("begin", ["", "\ufeff", "\ufeff\n", "\ufeff\r\n  "])
+def test_a_byte_order_mark_hides_no_header(begin, tmp_path):
+    files = {"stitch/mine": f"{begin}# @package _global_\nseed: 5\n"}
+    assert composed_with(tmp_path, files, "stitch=mine").seed == 5
+
+
 @pytest.mark.parametrize(
     ("word", "files"),
     [

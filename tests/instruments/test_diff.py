@@ -14,6 +14,7 @@ import thinkalike
 import tiny
 from conftest import kill_and_resume, results_in
 from thinkalike.cli import as_analysis
+from thinkalike.config.compose import read_overrides, with_quoted_paths
 from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation.changes import compare_batches, perturbed, token_distances
@@ -296,6 +297,14 @@ def test_the_command_is_the_same_job(cli, words, forks):
     assert own.stdout.splitlines()[-1] == again.stdout.splitlines()[-1]
     with mock.patch.dict(sys.modules, cli_main=commands):
         assert "takes two models" in cli("cli_main", "diff", f"{forks}/base", "margin.kl=1").error
+
+
+@pytest.mark.parametrize("name", ["lr=3e-4 ann's", "\\'a=b", "{it's}", "a=b\\", "run ", " a", "a,b"])
+def test_a_model_in_the_working_folder_may_have_any_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    words = with_quoted_paths(as_analysis(["gpt2", name]))
+    assert read_overrides(words)[-1].value == f"./{name}"
 
 
 def test_paths_with_an_equals_sign_are_models(cli, tmp_path):

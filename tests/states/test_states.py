@@ -283,6 +283,16 @@ def test_recordings_are_named_by_what_tells_them_apart():
     assert names_of([model, ModelConfig(name="gpt2", revision="r")]) == ["gpt2", "gpt2@r"]
 
 
+def test_names_that_no_table_can_hold_are_written_with_escapes():
+    not_utf_8 = [os.fsdecode(name) for name in (b"gr\xf6\xdfe.npz", b"gr\xfc\xdfe.npz")]
+    assert names_of(not_utf_8) == ["gr\\xf6\\xdfe", "gr\\xfc\\xdfe"]
+    assert names_of(["Icon\r.npz", "Icon\n.npz"]) == ["Icon\\r", "Icon\\n"]
+    assert names_of(["a\x1b[1m/x.npz", "a\u2028/x.npz"]) == ["a\\x1b[1m/x.npz", "a\\u2028/x.npz"]
+    models = [ModelConfig(name="local", path=path) for path in ("/r\r/run\r", "/s/run\r", "/größe")]
+    assert names_of(models) == ["r\\r/run\\r", "s/run\\r", "größe"]
+    assert names_of(["nim\u200cfa.npz"]) == ["nim\u200cfa"], "some scripts need format characters"
+
+
 def test_a_recording_is_known_by_its_content_and_its_name(tmp_path):
     first, same, renamed = (tmp_path / name for name in ("a/brain.npz", "b/brain.npz", "a/other.npz"))
     for path in (first, same, renamed):

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
+from thinkalike.config.overrides import quoted
 from thinkalike.errors import ConfigError
 from thinkalike.files import is_folder, is_there
 
@@ -82,5 +83,5 @@ def _as_value(model: str) -> str:
     if is_in_working_folder:
         model = f"./{model}"
     if "=" in model or model.startswith("{"):
-        return f"'{model}'"
+        return quoted(model)
     return model

@@ -297,13 +297,16 @@ class FilesOnly(ConfigRepository):
             check_environment_of_file(settings, str(file), self.notes.environment, references_in)
             user_files.check_defaults(settings, str(file))
             loaded = super().load_config(config_path)
+            assert loaded is not None
+            # Hydra finds no header after a byte order mark, with which some editors begin files.
+            text = content.decode("utf-8-sig")
+            loaded.header = ConfigSource._get_header_dict(text)
         except YAMLError as error:
             raise ConfigError(f"{file}: {user_files.explained_yaml(error)}") from error
         except (ThinkalikeError, RecursionError):
             raise
         except Exception as error:  # such as a ValueError of PyYAML for !!float x
             raise ConfigError(f"{file}: {explained(error)}") from error
-        assert loaded is not None
 
         settings = OmegaConf.to_container(loaded.config, resolve=False)
         user_files.check_integers(settings, str(file))
@@ -702,10 +705,11 @@ def trust_plugins_of(overrides: Iterable[str]) -> None:
 
 
 def with_quoted_paths(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line, with paths in quotes that Hydra's grammar cannot read.
+    """Return the words of a command line, with paths in quotes that Hydra would read otherwise.
 
     An existing file is meant by its name, such as epoch=0-step=500.ckpt, as Lightning calls its
-    checkpoints.
+    checkpoints. Hydra's grammar cannot read some names. From others it strips blanks or
+    backslashes, or it takes their commas for those of a sweep.
     """
     return [_with_quoted_path(word) for word in words]
 
@@ -715,10 +719,16 @@ def _with_quoted_path(word: str) -> str:
     is_option = setting.startswith("-")  # argparse reads it, and not Hydra's grammar
     if is_option or not value or not os.path.exists(os.path.expanduser(value)):
         return word
+    quoted_word = f"{setting}={quoted(value)}"
     try:
-        parsed_overrides([word])
+        (override,) = parsed_overrides([word])
     except OverrideParseException:
-        return f"{setting}={quoted(value)}"
+        return quoted_word
+    # What is in quotes or brackets, a number and null are meant as Hydra reads them.
+    is_bare_text = isinstance(override._value, str)
+    is_other_text = is_bare_text and override._value != value
+    if is_other_text or override.is_choice_sweep():
+        return quoted_word
     return word
 
 

@@ -21,7 +21,7 @@ from thinkalike.config.schema import (
     extended,
     setting,
 )
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.errors import ConfigError, ModelError, plain_name
 from thinkalike.plugins import is_plugin
 from thinkalike.shards.index import holds_states
 
@@ -174,7 +174,7 @@ class ModelConfig(Checked, part="model"):
         if self.name not in ("local", "hub") or self.is_in_memory:
             return self.name
         place = os.path.abspath(self.path) if self.path else str(self.hub_id)
-        return os.path.basename(place).removesuffix(".gguf")
+        return plain_name(os.path.basename(place).removesuffix(".gguf"))
 
     @property
     def is_in_memory(self) -> bool:

@@ -433,6 +433,8 @@ def _sentence(part: str, error: pydantic.ValidationError) -> str:
 
 def _requirement(problem: ErrorDetails) -> str:
     """Return what a value must be, such as "must be a valid list"."""
+    if problem["type"] == "string_unicode":  # such as the name of a file in an older encoding
+        return "must be text in UTF-8"
     requirement = problem["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
     for beginning in ("Input should", "String should", "List should", "Dictionary should"):
         requirement = requirement.replace(beginning, "must")

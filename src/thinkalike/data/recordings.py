@@ -24,7 +24,7 @@ from thinkalike.config.recorded import IN_ORDER, RecordedArrays
 from thinkalike.data.sources import errors_name_file, read_by_ending, whole_characters
 from thinkalike.data.stimuli import Stimuli, duplicates
 from thinkalike.digests import digest_of
-from thinkalike.errors import DataError, listed, natural_order
+from thinkalike.errors import DataError, listed, natural_order, plain_name
 
 IDS = "ids"
 """The array, or the key of the metadata, that says which stimulus a row belongs to."""
@@ -343,4 +343,4 @@ def recording_fingerprint(recorded: str | RecordedArrays) -> str:
         return recorded.fingerprint
     path = Path(recorded)
     with errors_name_file(path):
-        return f"{path.stem} {digest_of(path)[:16]}"
+        return f"{plain_name(path.stem)} {digest_of(path)[:16]}"

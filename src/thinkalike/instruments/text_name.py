@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinkalike.errors import listed
+from thinkalike.errors import listed, plain_name
 
 if TYPE_CHECKING:
     from thinkalike.store import Result
@@ -22,5 +22,5 @@ def name_of_text(result: Result) -> str:
         return "the text"
     files = data.get("files")
     if files:
-        return listed([Path(str(file)).name for file in files])
+        return listed([plain_name(Path(str(file)).name) for file in files])
     return str(data.get("name"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from thinkalike.config import ModelConfig
 from thinkalike.config.in_memory import LoadedModelConfig
 from thinkalike.config.recorded import RecordedArrays
+from thinkalike.errors import plain_name
 
 # Settings that are never part of a label: no two models differ in them alone, or their values mean
 # nothing to a reader.
@@ -21,7 +22,7 @@ def label(config: ModelConfig) -> str:
     If the setting `model.revision` is given, it follows after an "@".
     """
     if config.revision:
-        return f"{config.called}@{config.revision}"
+        return f"{config.called}@{plain_name(config.revision)}"
     return config.called
 
 
@@ -86,7 +87,7 @@ def recording_name(recording: str | RecordedArrays) -> str:
     """
     if isinstance(recording, RecordedArrays):
         return recording.name
-    return Path(recording).stem
+    return plain_name(Path(recording).stem)
 
 
 def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) -> str:
@@ -106,7 +107,7 @@ def _label_with_settings(config: ModelConfig, namesakes: Sequence[ModelConfig]) 
         differs = any(value_of_namesake != value for value_of_namesake in values)
         is_without_head = name == "head" and value is None  # the setting `site` says enough then
         if differs and name not in UNNAMED_SETTINGS and not is_without_head:
-            distinguishing[name] = str(value)
+            distinguishing[name] = plain_name(str(value))
     # A model in memory has a digest in the place of a path, which says nothing to a reader.
     if isinstance(config, LoadedModelConfig):
         distinguishing.pop("path", None)
@@ -153,4 +154,4 @@ def _shortest_distinct_paths(paths: Collection[Path]) -> dict[Path, str]:
     n_components = 1
     while len({path.parts[-n_components:] for path in paths}) < len(paths):
         n_components += 1
-    return {path: "/".join(path.parts[-n_components:]) for path in paths}
+    return {path: plain_name("/".join(path.parts[-n_components:])) for path in paths}

@@ -25,7 +25,7 @@ from thinkalike.data.recordings import mean_of_runs, read_recording, recording_f
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.words import Span, word_spans
 from thinkalike.digests import versions_of
-from thinkalike.errors import DataError
+from thinkalike.errors import DataError, plain_name
 from thinkalike.measures.massive_rows import massive
 from thinkalike.models.families import pick_device
 from thinkalike.models.fingerprints import checkpoint_fingerprint
@@ -152,7 +152,10 @@ def stimulus_states_of(
 def _of_recording(recorded: str | RecordedArrays, name: str, stimuli: Stimuli) -> StimulusStates:
     """Return recorded states of stimuli: those of each run, and their mean over runs."""
     runs_of_layers = read_recording(recorded, stimuli).layers
-    recorded_name = recorded.name if isinstance(recorded, RecordedArrays) else Path(recorded).name
+    if isinstance(recorded, RecordedArrays):
+        recorded_name = recorded.name
+    else:
+        recorded_name = plain_name(Path(recorded).name)
     return StimulusStates(
         name,
         layers=list(runs_of_layers),
