@@ -196,7 +196,10 @@ def _named_tensors(corpus: Corpus) -> CacheEntry:
 
 
 def _corpus_of(entry: CacheEntry) -> Corpus:
-    """Return the corpus that is stored in a cache entry, as `_named_tensors` made it."""
+    """Return the corpus that is stored in a cache entry, whose tensors `_named_tensors` made.
+
+    The facts of the entry are the corpus's counts, such as that of its documents.
+    """
     return Corpus(
         fit=_rows_of_split(entry.tensors, "fit"),
         report=_rows_of_split(entry.tensors, "report"),

@@ -150,11 +150,12 @@ class LayerCKA(LayerPairs[CKAConfig], kind="cka", version=15, reads=OF_STATES):
         }
 
     def scalars(self, estimate: LayerPairEstimate) -> dict[str, float]:
-        """Return the headline numbers.
+        """Return the headline numbers of CKA, and then those of every measure of layer pairs.
 
-        Where the models have equally many layers, these begin with the distance between the models
-        (Brown et al. 2023, equation 2), its interval if there is one, and `clipped`: how many
-        corresponding layers have a CKA outside [-1, 1], by rounding alone.
+        Those of CKA are there if the models have equally many layers. They are the distance
+        between the models, √Σ arccos²(CKA) over corresponding layers (Brown et al. 2023, equation
+        2), its interval if there is one, and "clipped": in how many of these layers rounding has
+        brought the CKA out of [-1, 1], so that it is taken as -1 or 1.
         """
         assert isinstance(estimate, CKAResult)
         source_layers, target_layers = estimate.value.shape

@@ -418,6 +418,11 @@ def _with_chosen_layers(
 def _side_with_layers(side: StimulusStates, layers: Sequence[int]) -> StimulusStates:
     """Return the states of a model at these layers only, and at the embedding if they have it.
 
+    Args:
+        side: The states of the model; `layers` are layers as the user names them, and `numbers`
+            their numbers.
+        layers: The numbers of the wanted layers.
+
     Raises:
         DataError: There are no states of one of the layers.
     """

@@ -48,10 +48,10 @@ def balanced_folds(
 def sums_without_each_part(
     values: Float[Tensor, "*b n"], groups: Int[Tensor, " n"]
 ) -> Float[Tensor, "*b r"]:
-    """Return the sum of n values, and then the sums without each part of the groups in turn.
+    """Return the sum of n values, and then the sums that a jackknife over groups needs.
 
-    Groups are divided into `JACKKNIFE_PARTS` parts of about equal size. If there are fewer groups
-    than parts, each group is a part.
+    These leave out one part of the groups each. The parts, `JACKKNIFE_PARTS` of them, have about
+    equally many values. If there are fewer groups than parts, each group is a part.
 
     Args:
         values: The values, along the last axis.

@@ -268,6 +268,8 @@ def heads_of(model_type: str) -> list[Head]:
 def is_known_class(model_type: str, class_names: Collection[str]) -> bool:
     """Return whether transformers has one of these classes for an architecture.
 
+    It may be a class with a head, such as `GPT2LMHeadModel`, or that of the model without a head.
+
     Args:
         model_type: The `model_type` in config.json, which names the architecture.
         class_names: The classes that config.json states.

@@ -588,10 +588,11 @@ class FrozenModel:
         """Return in words the special tokens around a single text, and around a row of text.
 
         A row is a piece of a longer corpus. For BERT the pattern is
-        `text: [CLS] [SEP]; row: ... [SEP]`. Where there is no such token, the pattern has "None".
+        `text: [CLS] [SEP]; row: ... [SEP]`. "None" says that there is no such token around a text,
+        or after a row. Before a row nothing is said if no token stands there.
         """
         tokenizer = self.tokenizer
-        special_ids = tokenizer("", verbose=False)["input_ids"]  # an empty text has no others
+        special_ids = tokenizer("", verbose=False)["input_ids"]  # all tokens of an empty text
         around_text = " ".join(tokenizer.convert_ids_to_tokens(special_ids)) or "None"
         before_row = f"{tokenizer.bos_token} " if self.bos_each_row else ""
         after_row = tokenizer.eos_token or tokenizer.sep_token or "None"

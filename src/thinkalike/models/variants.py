@@ -23,8 +23,9 @@ def variant(
         model: The model that the new one is like.
         module: The module that the new model runs.
         name: The name of the new model.
-        is_proved: Whether to skip the check that the new model can be cut at its blocks. A copy
-            of the model's own module with other weights needs no check, since `model` passed it.
+        is_proved: Whether the new model is known to run alike in pieces, block by block, which is
+            otherwise tried here. A copy of the model's own module with other weights is, since
+            `model` was tried.
     """
     new_model = FrozenModel(
         module,
@@ -37,7 +38,8 @@ def variant(
         classes=model.classes,
         is_proved=is_proved,
     )
-    # A subclass wraps a FrozenModel, for example to take states between attention and MLP.
+    # A subclass wraps a FrozenModel, for example to take states between attention and MLP, and has
+    # no hook points that a user chose.
     if type(model) is not FrozenModel:
         return type(model)(new_model, is_proved=is_proved)  # type: ignore[call-arg, arg-type]
     if model.sites is not None:

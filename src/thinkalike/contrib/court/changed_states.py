@@ -156,7 +156,8 @@ def beside_untrained(materials: Materials, share: float) -> StateFunction:
     The untrained model's states are scaled to the total variance of the target's.
 
     Args:
-        materials: The target model with its layer, the text, and a seed for each purpose.
+        materials: The target model with its layer, the text, and a seed for each purpose,
+            which any text names.
         share: The number of dimensions of each model, as a share of the width.
     """
     n_dimensions = round(share * materials.width)

@@ -335,7 +335,8 @@ def _judged_sources(
     state = work.resume(STATE)
     if state is not None:
         rows = state.entry("rows", list)
-    # There is a state from the beginning, so that the first training can be resumed as well.
+    # There is a state from the beginning, as making the first source may take a long training,
+    # which keeps states of its own beside this one.
     work.keep(STATE, {"rows": rows})
     n_done = len(rows)  # not 0 in a resumed job
     for number, recipe in enumerate(recipes[n_done:], n_done + 1):

@@ -157,23 +157,23 @@ def _steering_jobs(experiment: ExperimentRun) -> list[InnerJob]:
 
     A steering vector is added to states to move a model from one side of a contrast to the other.
     The contrasts are singular against plural ("number"), and statement against question
-    ("question"). Vectors of "number" are tried as the settings say. Those of "question" differ:
-    they are added at the word and all later tokens (`LATER`), never at the word alone, and one
-    more strength is tried, `QUESTION_STRENGTH`.
+    ("question"). Vectors of "number" are tried as the settings say. Those of "question" differ: a
+    question is no property of one word, so they are added at the contrasting word and all later
+    tokens (`LATER`), never at the word alone. A further strength is tried, `QUESTION_STRENGTH`.
     """
-    number = experiment.config.measure_as(SteeringConfig)
-    question = replace(
-        number,
+    number_settings = experiment.config.measure_as(SteeringConfig)
+    question_settings = replace(
+        number_settings,
         contrast="question",
         positions=[LATER],
-        strengths=[*number.strengths, QUESTION_STRENGTH],
+        strengths=[*number_settings.strengths, QUESTION_STRENGTH],
     )
     jobs = []
     for pair in pairs_of(experiment):
-        for contrast, measure in (("number", number), ("question", question)):
+        for contrast, settings in (("number", number_settings), ("question", question_settings)):
             label = f"{contrast}, {pair.label}"
             arguments = (layers_argument(experiment, pair),)  # "layers=..." of the command line
-            changes = {"measure": measure}
+            changes = {"measure": settings}
             jobs.append(InnerJob(label, models=pair, arguments=arguments, changes=changes))
     return jobs
 
@@ -309,13 +309,14 @@ def _judged_share_claim(
     """Judge a claim about the effect of one steering vector, as a share of the natural effect.
 
     The natural effect is that of the text itself, such as a plural noun in place of a singular.
-    The claim is untestable if these layers or this strength were not measured, or if the natural
-    effect is not above 0.
+    The claim is untestable if the layers at this depth or the claim's strength were not measured,
+    or if the natural effect is not above 0.
 
     Args:
-        claim: The claim, with its vector and strength.
+        claim: The claim, with the strength of its vector, and the condition that names the vector:
+            the target's own, for example, or one that was mapped from the source.
         steering: The effects of one contrast.
-        depth: The relative depth of the layer after which vectors are added.
+        depth: The relative depth of the layer of either model after which vectors are added.
         position: Where they are added: "word" or "later" (the word and all later tokens).
     """
     where = f"strength {claim.strength:g}"

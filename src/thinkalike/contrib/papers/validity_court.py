@@ -103,24 +103,26 @@ LEAST_DECIDED = 0.75
 def _court_jobs(experiment: ExperimentRun) -> list[InnerJob]:
     """Return one job for each target model, layer and seed.
 
-    A job is a court: it compares sources of known similarity with one layer of the target, by
-    every measure. The user's settings take precedence over those of `TARGETS`: `measure.layer` is
-    one layer for all targets, and `measure.siblings` names separately trained models. A model that
-    `TARGETS` does not list is tested at layer 1, without siblings. `measure.seeds` is how many
-    seeds there are; they count up from the setting `seed`.
+    A job is a court: it compares sources of known similarity with one layer of the target, by all
+    similarity measures. The user's settings take precedence over those of `TARGETS`:
+    `measure.layer` is one layer for all targets, and `measure.siblings` names separately trained
+    models. A model that `TARGETS` does not list is tested at layer 1, without siblings.
+    `measure.seeds` is how many seeds there are; they count up from the setting `seed`.
     """
-    measure = experiment.config.measure_as(CourtConfig)
+    court_settings = experiment.config.measure_as(CourtConfig)
     all_targets = TARGETS["paper"] | TARGETS["mini"]
     first_seed = experiment.config.seed
-    seeds = range(first_seed, first_seed + measure.seeds)
+    seeds = range(first_seed, first_seed + court_settings.seeds)
     jobs = []
     for name, model in experiment.models.items():
         target = all_targets.get(str(model.name), UNKNOWN_TARGET)
-        layers = target.layers if measure.layer is None else [measure.layer]
-        siblings = measure.siblings or dict(target.siblings)
+        layers = target.layers
+        if court_settings.layer is not None:
+            layers = [court_settings.layer]
+        siblings = court_settings.siblings or dict(target.siblings)
         for layer, seed in itertools.product(layers, seeds):
             label = f"{name}, layer {layer}, seed {seed}"
-            settings = replace(measure, layer=layer, siblings=siblings)
+            settings = replace(court_settings, layer=layer, siblings=siblings)
             jobs.append(InnerJob(label, (model,), changes={"seed": seed, "measure": settings}))
     return jobs
 

@@ -137,7 +137,8 @@ def _exchange(
 
     Args:
         new_results: The results of this process since the last exchange. The list is emptied.
-        stitches: The tensors for all pairs of sentences, which are changed in place.
+        stitches: The losses and predictions of all stitched classifiers, with the pairs of
+            sentences that they classify along the last axis. They are changed in place.
         processes: The processes that share the job. All of them must call this function.
     """
     results_of_processes = processes.everyone(new_results)  # a list from each process

@@ -64,7 +64,8 @@ def pairs_in(path: str | Path, name: str) -> Pairs:
         path: The file.
         name: The data set that the file is of, "mnli" or "hans".
     """
-    # Each of these yields records with a location for error messages, such as "FILE line 3".
+    # These readers yield each record with its location, such as "FILE line 3", which
+    # `_without_locations` takes off again.
     readers = {
         ".jsonl": _without_locations(json_lines),
         ".parquet": _without_locations(parquet_rows),

@@ -83,6 +83,7 @@ class Observations:
         """
         first_batches: list[BatchStates] = []
         n_rows_returned = 0
+        # A batch ends with the first `n_first_rows` rows, and the next one begins behind them.
         for batch, change in compare_batches(
             self.base, self.changed, self.rows, self.n_first_rows
         ):

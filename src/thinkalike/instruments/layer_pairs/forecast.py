@@ -125,13 +125,14 @@ def passes_over_batches(
 ) -> list[Passes]:
     """Return the forward passes of the models over all batches, to estimate the job's time.
 
-    Jobs that run together share these passes. The passes of changed copies, for equivalent bit
-    widths, are not shared.
+    Jobs that run together share these passes. For equivalent bit widths, each model and its
+    `CHANGED_COPIES` rounded copies are run in further passes ("readings"), which are not shared.
 
     Args:
         config: The job.
         measure: Its settings of the measure.
-        shapes: The shapes of its models.
+        shapes: The sizes of its models, with their names. A model that stands on both sides counts
+            once.
         has_bit_widths: Whether equivalent bit widths are computed.
     """
     tokens = float(measure.batches * measure.tokens_per_batch)

@@ -433,10 +433,10 @@ def _beyond_chance_in_words(profiles: pd.DataFrame) -> str:
 
 
 def _rows_given_word(profiles: pd.DataFrame) -> list[pd.Series]:
-    """Return a row for each feature: that of the layer where its importance given the word peaks.
+    """Return a row for each feature: that of the layer with its largest conditional importance.
 
-    Only features that are confounded with the identity of words have this importance; the list is
-    empty if there are none.
+    A feature that is confounded with the identity of words also has an importance conditional on
+    the word, in a column of its own. The list is empty if there is no such feature.
 
     Args:
         profiles: The rows of one model in the table of profiles.

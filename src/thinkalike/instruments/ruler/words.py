@@ -354,12 +354,22 @@ class WordComparison(RulerComparison):
         return r2_of_layers(self.predictors(0), self.predictors(1))
 
     def similarity_to_point(self, side: int, calibration_point: str, states: States) -> Values:
-        """Return the residual R² of one side's model with a calibration point, at each layer pair.
+        """Return the residual R² of one of the two models with a calibration point, by layer pair.
 
-        A calibration point is something that the model is compared with, such as a rounded copy.
-        For local mixing, the value is the greatest over the ways of mixing. For other text, the
-        state at each word is paired with the state of the same model half the text away, so that
-        what they share is chance.
+        Residual R² is the R² of linear maps between states from which word, position and linear
+        mixing of earlier words are regressed out. A calibration point is what the model is
+        compared with in place of the other model:
+
+        - A copy of the model, such as a rounded one.
+        - `MIXING`: untrained networks that mix earlier tokens. The value is that of the best one.
+        - `OTHER_TEXT`: the model itself, with the state at each word paired with its state half
+          the text away, so that what they share is chance.
+
+        Args:
+            side: 0 for the source, 1 for the target.
+            calibration_point: Its name.
+            states: The states of the copy at each layer, or those of each mixing network. They are
+                not read for `OTHER_TEXT`.
         """
         predictors = self.predictors(side)
         if calibration_point == OTHER_TEXT:

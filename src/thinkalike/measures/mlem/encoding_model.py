@@ -352,23 +352,25 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
     ) -> Int[Tensor, " n"]:
         """Return the fold, from 0, of each stimulus, or of each pair of stimuli.
 
-        Folds divide pairs only under recipe="paper", and stimuli otherwise.
+        Under recipe="paper", `pairs.folds_divide_pairs` is true: folds divide the pairs, and the
+        length of `pairs` is the number of pairs. Otherwise they divide the stimuli, and it is the
+        number of stimuli.
 
         Args:
             pairs: The pairs of stimuli.
             folds: How many folds there are.
             seed: The seed of the random folds.
-            groups: The group of each stimulus. A group is never split between two folds.
+            groups: The group of each stimulus (or pair). A group is never split between two folds.
 
         Raises:
-            ValueError: A fold has too few distances to rank.
+            ValueError: A fold has fewer stimuli or pairs than ranks of distances need.
         """
         unit = "stimuli"
         fewest = FEWEST_PER_FOLD
         if pairs.folds_divide_pairs:
             unit = "pairs"
             fewest = FEWEST_PAIRS_PER_FOLD
-        unit_count = len(pairs)  # how many stimuli or pairs are divided
+        unit_count = len(pairs)
         most_folds = unit_count // fewest
         if most_folds < 2:
             raise ValueError(
