@@ -21,8 +21,15 @@ from conftest import ROOT
 pytestmark = pytest.mark.slow
 
 COPIED = ("src", "tests", "docs", "conf", "benchmarks")
-OF_MEASURES = """tests/test_registry.py tests/test_fake_device.py tests/test_functions.py tests/test_columns.py
-    tests/measures/test_declared_measures.py tests/measures/test_work.py tests/screen/test_answers.py""".split()
+OF_MEASURES = (
+    "tests/test_registry.py",
+    "tests/test_fake_device.py",
+    "tests/test_functions.py",
+    "tests/test_columns.py",
+    "tests/measures/test_declared_measures.py",
+    "tests/measures/test_work.py",
+    "tests/screen/test_answers.py",
+)
 BEST_UNIT = re.search(
     r"```python\n(import torch\n.*?)\n\n\nBestUnit\(\)", (ROOT / "docs/how-to/new-model.md").read_text(), re.DOTALL
 )
