@@ -185,9 +185,13 @@ DIGITS: dict[str, dict[str, Any]] = {  # where a measure needs other draws than 
 
 def check_invariance(measure: Measure, change: str) -> None:
     """A change that is declared leaves the value as it is; any other moves it visibly."""
-    x, y = measure.draw()
-    apart = float((measure(*CHANGES[change](x, y)) - measure(x, y)).detach().abs())
     declared = change in measure.properties.invariances
+    apart = 0.0
+    for _ in range(1 if declared else 4):  # a share of few rows may stay the same by chance
+        x, y = measure.draw()
+        apart = float((measure(*CHANGES[change](x, y)) - measure(x, y)).detach().abs())
+        if apart > 1e-4:
+            break
     assert (apart < measure.tolerance) == declared, f"{change} moves the value by {apart}"
     assert declared or apart > 1e-4, f"{change} moves the value by {apart} only"
 
