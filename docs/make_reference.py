@@ -195,6 +195,7 @@ def anchor(title: str) -> str:
 INVARIANT_TO = {  # the words of the table of measures
     "orthogonal": "rotation", "isotropic_scaling": "scale", "unit_scaling": "scale of each unit",
     "invertible_linear": "invertible maps", "translation": "shift",
+    "row_permutation_of_one": "order of one layer's rows",
 }  # fmt: skip
 
 

@@ -21,6 +21,15 @@ from conftest import ROOT
 pytestmark = pytest.mark.slow
 
 COPIED = ("src", "tests", "docs", "conf", "benchmarks")
+OF_MEASURES = (
+    "tests/test_registry.py",
+    "tests/test_fake_device.py",
+    "tests/test_functions.py",
+    "tests/test_columns.py",
+    "tests/measures/test_declared_measures.py",
+    "tests/measures/test_work.py",
+    "tests/screen/test_answers.py",
+)
 BEST_UNIT = re.search(
     r"```python\n(import torch\n.*?)\n\n\nBestUnit\(\)", (ROOT / "docs/how-to/new-model.md").read_text(), re.DOTALL
 )
@@ -93,6 +102,45 @@ def test_norms_are_those_of_the_states(cli, tmp_path):
 '''
 
 
+MEAN_ANGLE = '''"""The angle of the mean rows of two layers."""
+
+import torch
+from torch import Tensor
+
+from thinkalike.measures import LayerMeasure
+from thinkalike.measures.contract import BAD_INPUT
+
+
+class MeanAngle(LayerMeasure[Tensor]):
+    """The angle of the mean rows of two layers of equal width, in degrees.
+
+    >>> float(MeanAngle().of([[2.0, 1.0], [2.0, -1.0]], [[0.0, 3.0], [0.0, 5.0]]))
+    90.0
+    """
+
+    formula = "angle of the mean rows, degrees"
+    source = "this package"
+    best = 0.0
+    higher_is_closer = False
+    value_range = (0.0, 180.0)
+    scale = (0.0, 180.0)
+    invariances = frozenset({"isotropic_scaling", "row_permutation", "row_permutation_of_one"})
+    refuses = BAD_INPUT - {"constant"} | {"unequal_widths"}
+    differentiable = 2
+    fewest = 1
+
+    def prepare(self, layer, name):
+        rows = layer.double() / layer.detach().abs().max()
+        if not rows.isfinite().all():
+            raise ValueError(f"{name}: a value is not finite, or all are 0")
+        return rows
+
+    def compare(self, first, second):
+        x, y = (torch.nn.functional.normalize(rows.mean(0), dim=0) for rows in (first, second))
+        return torch.rad2deg(2 * torch.atan2((x - y).norm(), (x + y).norm()))
+'''
+
+
 @pytest.fixture
 def copy(tmp_path) -> Path:
     """A copy of the repository, to which something is added."""
@@ -149,12 +197,26 @@ def test_a_new_measure_touches_three_files(copy):
         "src/thinkalike/registry.py",
     ]
     assert "`best_unit`" in (copy / "docs/guide/measures.md").read_text()
-    entries = ["tests/test_registry.py", "tests/measures/test_declared_measures.py", "tests/test_fake_device.py"]
-    passed = run_tests(copy, *entries, "tests/measures/test_work.py", "tests/test_functions.py", "-k", "best_unit")
+    passed = run_tests(copy, *OF_MEASURES, "-k", "best_unit")
     assert int(re.findall(r"(\d+) passed", passed)[0]) > 12
     run_tests(copy, "tests/job/test_job.py", "-k", "kind_of_its_own or default_has_changed or registry")
     run_tests(copy, "tests/test_docs.py", "-k", "reference or setting or measure")
     run_tests(copy, "tests/test_house.py", "-k", "import or level")
+
+
+@pytest.mark.timeout(1800)
+def test_a_new_measure_without_null_of_equal_widths_touches_three_files(copy):
+    (copy / "src/thinkalike/measures/mean_angle.py").write_text(MEAN_ANGLE)
+    add_row(copy, '_by_states("mean_angle", "MeanAngle", "mean_angle", "angle of means")')
+    run(copy, "docs/make_reference.py")
+    assert touched(copy) == [
+        "docs/guide/measures.md",
+        "src/thinkalike/measures/mean_angle.py",
+        "src/thinkalike/registry.py",
+    ]
+    # Its `prepare` waits for a GPU, as REASONS of tests/test_fake_device.py would say.
+    passed = run_tests(copy, *OF_MEASURES, "-k", "mean_angle and not waits_in_a_loop")
+    assert int(re.findall(r"(\d+) passed", passed)[0]) > 12
 
 
 @pytest.mark.timeout(1800)

@@ -180,7 +180,8 @@ def test_no_job_mixes_devices_or_waits_in_a_loop(name):
     assert {place for place, count in more.items() if count > few[place]} <= IN_LOOPS | {"test"}, more - few
 
 
-CHOICES = [(kind, {"null": True, "permutations": 1}) for kind in KINDS if kind != "distance"]
+HAVE_NULL = [kind for kind in KINDS if getattr(measure_schema(kind), "has_null", False)]
+CHOICES = [(kind, {"null": True, "permutations": 1}) for kind in HAVE_NULL]
 CHOICES += [(kind, {"conditional_on": "token", "null": True, "permutations": 1}) for kind in ("cka", "mutual_knn")]
 
 

@@ -6,6 +6,7 @@ import inspect
 import re
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -14,7 +15,7 @@ from thinkalike import registry
 from thinkalike.config import MEASURES, TASKS, instrument
 from thinkalike.job import Instrument
 from thinkalike.measures import LayerMeasure
-from thinkalike.measures.contract import SAME_SHAPE
+from thinkalike.measures.contract import Invariance, Refusal
 from thinkalike.registry import CORE, ObjectReference, layer_measures
 
 SOURCE = Path(registry.__file__).parent
@@ -52,7 +53,8 @@ def test_a_measure_says_what_pages_print_of_it(entry):
     assert measure.version >= 1
     assert measure.value_range[0] <= measure.best <= measure.value_range[1]
     assert measure.value_range[0] <= measure.scale[0] < measure.scale[1] <= measure.value_range[1]
-    assert measure.invariances <= SAME_SHAPE | {"unit_scaling", "invertible_linear"}
+    assert measure.invariances <= {*get_args(Invariance)}
+    assert measure.refuses <= {*get_args(Refusal)}
 
 
 @every_measure

@@ -23,7 +23,6 @@ from hydra.core.global_hydra import GlobalHydra
 import wandb_runs
 from conftest import ROOT, every_second, results_in, with_slow
 from thinkalike.cli import DRY_RUN, SHARED, as_analysis
-from thinkalike.cli.pair_words import SHORT_SETTINGS
 from thinkalike.completion import readable_line
 from thinkalike.config import MeasureConfig, compose_job
 from thinkalike.config.compose import Loader
@@ -551,7 +550,21 @@ def test_settings_of_the_second_model_have_its_name(word, cli):
 def test_each_setting_of_a_command_of_two_models_may_be_short(command, schema):
     common = {field.name for field in dataclasses.fields(MeasureConfig)}
     own = {field.name for field in dataclasses.fields(schema)} - common
-    assert set(SHORT_SETTINGS[command]) == own
+    assert own >= {"diff": {"margin", "other"}, "lineage": {"likeness"}}[command]
+    for name in own:
+        assert as_analysis(["a", "b", f"{name}=1"], command)[-1] == f"measure.{name}=1"
+    for word in ("seed=1", "layers=all", "kind=x", "data.tokens=5", "measure.tokens=5", "nope=1"):
+        assert as_analysis(["a", "b", word], command)[-1] == word
+
+
+def test_a_setting_of_the_whole_job_keeps_its_short_name(monkeypatch):
+    @dataclasses.dataclass
+    class Seeded(DiffConfig):
+        seed: int = 0
+        fresh: int = 1
+
+    monkeypatch.setattr("thinkalike.config.measure_schema", {"diff": Seeded}.get)
+    assert as_analysis(["a", "b", "seed=1", "fresh=2"])[-2:] == ["seed=1", "measure.fresh=2"]
 
 
 @pytest.mark.parametrize("name", ["{a:1}", "{", "{a}"])

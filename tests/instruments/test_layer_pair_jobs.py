@@ -16,7 +16,7 @@ import thinkalike
 import tiny
 from conftest import ROOT, composed, kill_and_resume, with_slow
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, DataError, PluginError
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.equal_depth import rows_at_equal_depth, rows_between_models
@@ -25,15 +25,18 @@ from thinkalike.measures import (
     CKA,
     DistanceCorrelation,
     LayerMeans,
+    LayerMeasure,
     MutualKNN,
     Procrustes,
     jensen_shannon,
     kernel_alignment,
 )
+from thinkalike.measures.contract import BAD_INPUT
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.models.load import load_model
 from thinkalike.ranges import parameter
 from thinkalike.registry import OF_STATES, KindEntry
+from thinkalike.states.batches import ModelRuns
 from thinkalike.states.pieces import Pieces, pieces_of_texts
 from thinkalike.store import Result
 
@@ -290,6 +293,96 @@ def test_a_new_measure_is_one_class():
     metric.update([torch.randn(20, 3)], [torch.randn(20, 4)])
     assert set(made.columns(metric.compute())) >= {"null_mean", "calibrated", "p", "p_corrected"}
     assert (made.kind, made.version, made.settings().kind) == ("mine", 13, "mine")
+
+
+@dataclass(frozen=True)
+class CosineOfMeans(LayerMeasure[torch.Tensor]):
+    """The cosine of the mean rows, which pairs no rows and needs equal widths."""
+
+    formula = "cosine of the mean rows"
+    invariances = frozenset({"isotropic_scaling", "row_permutation", "row_permutation_of_one"})
+    refuses = BAD_INPUT - {"constant"} | {"unequal_widths"}
+    fewest = 1
+
+    def prepare(self, layer, name):
+        return layer.double()
+
+    def compare(self, first, second):
+        return torch.cosine_similarity(first.mean(0), second.mean(0), dim=0)
+
+
+OF_MEANS = KindEntry(__name__, "CosineOfMeans", "of_means", "cosine of means", OF_STATES)
+ROWS = torch.randn(4, 30, 6, generator=torch.Generator().manual_seed(0))
+UNEQUAL = "only layers of equal width can be compared, but .* has width 6 and .* has width 5"
+
+
+def test_unequal_widths_are_refused_where_a_measure_says_so():
+    x, y = ROWS[0], ROWS[1, :, :5]
+    metric = instrument(OF_MEANS).metric(instrument(OF_MEANS).settings(), 1, 1)
+    metric.update([x], [ROWS[1]])
+    refused = [
+        lambda: CosineOfMeans().of(x, y),
+        lambda: CosineOfMeans().matrix([x], [ROWS[1], y]),
+        lambda: metric.update([x], [y]),
+        lambda: thinkalike.compare([x], [y], measure=CosineOfMeans),
+    ]
+    for call in refused:
+        with pytest.raises((ValueError, DataError), match=UNEQUAL):
+            call()
+
+
+def test_unequal_widths_are_refused_before_states_are_read(minis, monkeypatch):
+    configs = [ModelConfig(name=name, family="native", mini=True, path=f"{minis}/{name}") for name in ("a", "wide")]
+    models = [load_model(config) for config in configs]
+    monkeypatch.setattr(ModelRuns, "once", lambda *_, **__: pytest.fail("states were read"))
+    with pytest.raises(DataError, match="layer 0 of a has width 32 and layer 0 of wide has width 48"):
+        thinkalike.compare(*models, measure=CosineOfMeans, texts="grammar", batches=1)
+    with pytest.raises(pytest.fail.Exception, match="states were read"):
+        thinkalike.compare(models[0], models[0], measure=CosineOfMeans, texts="grammar", batches=1)
+
+
+def test_a_measure_that_pairs_no_rows_has_no_null():
+    with pytest.raises(ConfigError, match=r"of_means.* has no null: omit null=True$"):
+        instrument(OF_MEANS).settings(null=True)
+    with pytest.raises(ValueError, match="CosineOfMeans does not depend on which rows"):
+        LayerMeans(1, 1, CosineOfMeans(), permutations=3)
+    for measure in (CosineOfMeans, CosineOfMeans()):
+        with pytest.raises(ConfigError, match="has no null: omit null=True"):
+            thinkalike.compare([ROWS[0]], [ROWS[1]], measure=measure, null=True)
+    assert "null=True" not in screen_of(CosineOfMeans)
+    assert "by chance (null=True)" in screen_of(Mine), "control"
+
+
+def screen_of(measure):
+    return " ".join(str(thinkalike.compare([*ROWS[:2]], [*ROWS[2:]], measure=measure)).split())
+
+
+def test_the_screen_says_what_a_value_of_a_users_measure_is():
+    @dataclass(frozen=True)
+    class Said(CosineOfMeans):
+        power: float = parameter(1.0, above=0)
+
+        @property
+        def meaning(self):
+            return f"A value is the cosine of the means to the power of {self.power:g}."
+
+        def compare(self, first, second):
+            return super().compare(first, second) ** self.power
+
+    class Unsaid(Said):
+        def compare(self, first, second):
+            return super().compare(first, second) / 2
+
+    class Wrong(CosineOfMeans):
+        meaning = 3
+
+    assert "Formula: cosine of the mean rows." in screen_of(CosineOfMeans)
+    assert "A value is the cosine of the means to the power of 1." in screen_of(Said)
+    assert "A value is the cosine of the means to the power of 5." in screen_of(Said(5.0))
+    for of_another in ("A value is", "Formula"):
+        assert of_another not in screen_of(Unsaid), "a subclass that computes something else"
+    with pytest.raises(PluginError, match="measure Wrong: meaning=3 must be a text"):
+        screen_of(Wrong)
 
 
 @pytest.mark.ci_slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Sequence
@@ -15,23 +16,6 @@ OVERRIDE_SIGNS = "+~-"  # how options, and overrides of Hydra that are not setti
 HELP_FLAGS = ("-h", "--help")
 # what the commands of two models call them
 NAMES_OF_MODELS = {"diff": "BASE CHANGED", "lineage": "A B"}
-# settings of their measures that may stand without "measure." before them
-SHORT_SETTINGS = {
-    "diff": (
-        "margin",
-        "null",
-        "taught",
-        "tokens",
-        "tokens_per_part",
-        "outputs",
-        "contrast",
-        "path",
-        "pairs",
-        "steps",
-        "other",
-    ),
-    "lineage": ("likeness",),
-}
 
 
 def as_analysis(words: Sequence[str], command: str = "diff") -> list[str]:
@@ -50,10 +34,11 @@ def as_analysis(words: Sequence[str], command: str = "diff") -> list[str]:
             "by name or folder"
         )
     base, changed = models
+    short_settings = names_of_short_settings(command)
     settings = []
     for word in words[2:]:
         name = re.split("[.=]", word)[0]
-        if name in SHORT_SETTINGS[command]:
+        if name in short_settings:
             settings.append(f"measure.{word}")
         else:
             settings.append(word)
@@ -63,6 +48,24 @@ def as_analysis(words: Sequence[str], command: str = "diff") -> list[str]:
         f"model@target={_as_value(changed)}",
         *settings,
     ]
+
+
+def names_of_short_settings(command: str) -> frozenset[str]:
+    """Return the settings that may stand without "measure." before them.
+
+    These are the settings that the measure declares itself. A name that is also a setting of the
+    whole job, such as `seed`, means the latter.
+
+    Args:
+        command: "diff" or "lineage", which is also the name of the measure.
+    """
+    # This module is imported for every command, and the schema of a measure imports torch.
+    from thinkalike.config import AnalyzeConfig, MeasureConfig, measure_schema
+
+    names = {item.name for item in dataclasses.fields(measure_schema(command))}
+    for common in (MeasureConfig, AnalyzeConfig):
+        names -= {item.name for item in dataclasses.fields(common)}
+    return frozenset(names)
 
 
 def _is_model(word: str) -> bool:

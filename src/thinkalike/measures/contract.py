@@ -46,10 +46,11 @@ Invariance = Literal[
     "isotropic_scaling",
     "translation",
     "row_permutation",
+    "row_permutation_of_one",
     "unit_scaling",
     "invertible_linear",
 ]
-Refusal = Literal["nan", "inf", "few_rows", "unequal_rows", "constant"]
+Refusal = Literal["nan", "inf", "few_rows", "unequal_rows", "unequal_widths", "constant"]
 SAME_SHAPE: frozenset[Invariance] = frozenset(
     {"orthogonal", "isotropic_scaling", "translation", "row_permutation"}
 )
@@ -58,6 +59,7 @@ BAD_INPUT: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "unequal_ro
 
 # Each fast path, by the attributes that offer it, with the methods whose values it gives in less
 # time. It holds for these methods of the class that defines it, and not for those of a subclass.
+# Nor does what a class says in words of its values hold for a subclass that computes others.
 STANDS_FOR: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("compare_all",): ("compare",),
     ("prepares_together", "prepare_all"): ("prepare",),
@@ -71,6 +73,8 @@ STANDS_FOR: Mapping[tuple[str, ...], tuple[str, ...]] = {
         "compare_all",
         "ratios",
     ),
+    ("formula",): ("prepare", "compare", "compare_all", "ratios"),
+    ("meaning",): ("prepare", "compare", "compare_all", "ratios"),
 }
 
 
@@ -254,12 +258,16 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         needed_by: What needs `fewest` rows, such as "k=10 neighbours of a row"; "": any use of the
             measure.
         formula, source: As pages print them.
+        meaning: What a value is, in a sentence below the map of a result, with the values of the
+            parameters; by default the formula.
         value_range: The least and the greatest value.
         scale: The ends of the colours of figures.
         invariances: Changes of one layer alone that leave the value as it is; "row_permutation" is
-            of both.
+            of both. A measure with "row_permutation_of_one" has no null, because it does not
+            depend on which row of one layer goes with which row of the other.
         differentiable: In how many layers, from the first, the value has a gradient.
-        refuses: Bad input that raises a ValueError.
+        refuses: Bad input that raises a ValueError. Rows and widths are checked before `prepare`,
+            which sees to the rest.
         version: Raised when its numbers change, see `thinkalike.job.Instrument`.
         in_atlas, in_benchmarks: Whether `measure=atlas` and the benchmarks of all measures have
             it.
@@ -314,6 +322,13 @@ class LayerMeasure(FastPaths[Prepared], ABC):
         """What needs the least number of rows, for errors; "": any use of the measure."""
         return ""
 
+    @property
+    def meaning(self) -> str:
+        """What a value is, in a sentence; "" for a measure without a formula."""
+        if not self.formula:
+            return ""
+        return f"Formula: {self.formula}."
+
     def __post_init__(self) -> None:
         """Raise a ValueError if a setting of the measure is outside of its declared range.
 
@@ -327,6 +342,23 @@ class LayerMeasure(FastPaths[Prepared], ABC):
                 setting.metadata["range"],
                 is_whole=is_whole,
             )
+
+    def check_widths(self, widths: Sequence[int], names: Sequence[str]) -> None:
+        """Raise a ValueError if the measure refuses unequal widths, and these are not all equal.
+
+        Args:
+            widths: The width of each layer that is compared.
+            names: What the error calls each layer.
+        """
+        if "unequal_widths" not in self.refuses:
+            return
+        for width, name in zip(widths, names, strict=True):
+            if width != widths[0]:
+                raise ValueError(
+                    f"only layers of equal width can be compared, but {names[0]} has width "
+                    f"{widths[0]} and {name} has width {width}: choose other layers, or another "
+                    "measure"
+                )
 
     @abstractmethod
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Prepared:
@@ -544,6 +576,7 @@ class LayerMeasure(FastPaths[Prepared], ABC):
             if not len(layers_of_side):
                 raise ValueError(f"{argument} is empty: give the states of one layer or more")
         layers = [*sources, *targets]
+        self.check_widths([layer.shape[1] for layer in layers], names)
         depth = len(sources)
         prepared = self.prepared(layers, names)
         # A layer that is given twice is compared once.

@@ -18,6 +18,7 @@ from thinkalike.measures.contract import (
     BatchRows,
     ModelPairs,
     Pair,
+    States,
     joint_matrix,
 )
 from thinkalike.measures.estimates import Estimate, jackknife
@@ -94,7 +95,10 @@ class LayerMeans(Accumulator):
         averages_ratios: bool = False,
         **kwargs: object,
     ):
-        """Store the settings, and refuse "token" for a measure that compares all rows.
+        """Store the settings, and refuse those that the measure does not allow.
+
+        These are "token" for a measure that compares all rows, and permutations for one that does
+        not depend on which rows of both layers go together.
 
         `conditional_on` is "token" if rows are compared within groups of one token, or "none".
         `permutations` is how often documents are permuted for a null; 0 is no null.
@@ -107,9 +111,27 @@ class LayerMeans(Accumulator):
                 f"conditional_on=token: {type(measure).__name__} compares all rows; "
                 "leave conditional_on out, or take CKA"
             )
+        if permutations and "row_permutation_of_one" in measure.invariances:
+            raise ValueError(
+                f"permutations={permutations}: {type(measure).__name__} does not depend on which "
+                "rows of both layers go together, so that it has no null; leave permutations out"
+            )
         self.measure = measure
         self.permutations = permutations
         self.averages_ratios = averages_ratios
+
+    def check(self, source: States, target: States, groups: Tensor | None) -> None:
+        """Raise a ValueError if a batch does not fit this metric, or its layers the measure.
+
+        Args:
+            source, target: The states of each layer.
+            groups: The token of each state; None if the batch has no groups.
+        """
+        super().check(source, target, groups)
+        widths = [layer.shape[-1] for layer in (*source, *target)]
+        names = [f"source layer {index}" for index in range(len(source))]
+        names += [f"target layer {index}" for index in range(len(target))]
+        self.measure.check_widths(widths, names)
 
     @torch.no_grad()
     def gather(

@@ -74,6 +74,13 @@ class Jaccard(OfNeighbours[NearestRows]):
     formula = "common neighbours over neighbours in either"
     source = "Klabunde et al. 2024"
 
+    @property
+    def meaning(self) -> str:
+        return (
+            f"A value is the share of the rows that are among the {self.neighbours} nearest "
+            "neighbours by cosine in both layers, of those that are among them in either."
+        )
+
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> NearestRows:
         """Return the k nearest neighbours of each row."""
         return nearest_neighbours_of(layer, name, self.neighbours)
@@ -97,6 +104,13 @@ class SecondOrderCosine(OfNeighbours[Neighbours]):
     formula = "cosine of the similarities with the neighbours in either"
     source = "Hamilton et al. 2016"
     value_range = (-1.0, 1.0)
+
+    @property
+    def meaning(self) -> str:
+        return (
+            "A value is the cosine of two lists: how similar a row is in either layer to its "
+            f"{self.neighbours} nearest neighbours in both."
+        )
 
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Neighbours:

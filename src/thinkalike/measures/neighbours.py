@@ -418,6 +418,13 @@ class MutualKNN(OfNeighbours[NearestRows]):
     source = "Huh et al. 2024"
     compares_within_groups = True
 
+    @property
+    def meaning(self) -> str:
+        return (
+            f"A value is the share of a row's {self.neighbours} nearest neighbours by cosine that "
+            "are its neighbours in the other layer, too."
+        )
+
     def __post_init__(self) -> None:
         """Raise a ValueError if a setting is out of range, or a group has fewer than k + 2 rows.
 

@@ -55,12 +55,10 @@ class _Outputs(NamedTuple):
 
     Attributes:
         values: The logits, (n, v), or the position of the largest, (n).
-        vocabulary: How many logits a token has.
         name: What an error calls them.
     """
 
     values: Shaped[Tensor, "n ..."]
-    vocabulary: int
     name: str
 
 
@@ -76,19 +74,6 @@ def _refuse_flawed(row_values: Float[Tensor, "..."], name: str) -> None:
         raise ValueError(f"{name}: a logit is NaN or +inf, or all those of a row are -inf")
 
 
-def _check_same_vocabulary(source: _Outputs, target: _Outputs) -> None:
-    """Raise a ValueError if the outputs of two models have different numbers of logits.
-
-    Only logits over the same vocabulary can be compared entry by entry; its size is all that is
-    known here.
-    """
-    if source.vocabulary != target.vocabulary:
-        raise ValueError(
-            f"outputs over {source.vocabulary} and {target.vocabulary} entries are not of one "
-            "vocabulary: choose such models"
-        )
-
-
 def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
     """Return the Jensen-Shannon divergence of each row, in float64, from the logits.
 
@@ -102,9 +87,8 @@ def _divergences(source: _Outputs, target: _Outputs) -> Float[Tensor, " n"]:
     w = S / (S + T), so that a small error of w, from rounding, changes it by next to nothing.
 
     Raises:
-        ValueError: The vocabularies differ, a logit is NaN or +∞, or all of a row are -∞.
+        ValueError: A logit is NaN or +∞, or all of a row are -∞.
     """
-    _check_same_vocabulary(source, target)
     source_logits = source.values
     n, width = source_logits.shape
     if source is target:  # exactly 0, without the rounding of the formula
@@ -193,12 +177,25 @@ class MeanOfRows(LayerMeasure[_Outputs]):
     best = 0.0
     higher_is_closer = False
     invariances = frozenset({"row_permutation"})
-    refuses = BAD_INPUT - {"constant"}
+    refuses = BAD_INPUT - {"constant"} | {"unequal_widths"}
     fewest = 1
     is_unbiased = True
     leaves_out_parts = True
     version = 9
     in_benchmarks = True
+
+    def check_widths(self, widths: Sequence[int], names: Sequence[str]) -> None:
+        """Raise a ValueError if the outputs of models have different numbers of logits.
+
+        Only logits over the same vocabulary can be compared entry by entry; its size is all that
+        is known here.
+        """
+        for width in widths:
+            if width != widths[0]:
+                raise ValueError(
+                    f"outputs over {widths[0]} and {width} entries are not of one vocabulary: "
+                    "choose such models"
+                )
 
     @abstractmethod
     def of_rows(self, first: _Outputs, second: _Outputs) -> Float[Tensor, " n"]:
@@ -248,6 +245,10 @@ class JensenShannon(MeanOfRows):
     """Jensen-Shannon divergence, see `jensen_shannon`."""
 
     formula = "Jensen-Shannon divergence of the models' next-token distributions, nats"
+    meaning = (
+        "It compares the next-token distributions, and is 0 where they are equal, and at most "
+        "ln 2 = 0.693."
+    )
     source = "Lin 1991"
     value_range = (0.0, math.log(2))
     scale = (0.0, math.log(2))
@@ -257,8 +258,8 @@ class JensenShannon(MeanOfRows):
     leaves_out_parts = True
 
     def prepare(self, layer: Float[Tensor, "n v"], name: str) -> _Outputs:
-        """Return the logits as they are, with the size of the vocabulary and the name."""
-        return _Outputs(layer, layer.shape[1], name)
+        """Return the logits as they are, with the name."""
+        return _Outputs(layer, name)
 
     def of_rows(self, first: _Outputs, second: _Outputs) -> Float[Tensor, " n"]:
         """Return the Jensen-Shannon divergence of each row in nats."""
@@ -270,6 +271,7 @@ class Disagreement(MeanOfRows):
     """Disagreement of the most likely token, see `disagreement`."""
 
     formula = "share of tokens whose most likely next token differs"
+    meaning = "A value is the share of the tokens after which the most likely token differs."
     source = "Madani et al. 2004"
     invariances = frozenset({"row_permutation", "isotropic_scaling"})
     # `prepare` is of each row alone, so what `MeanOfRows` offers holds here as well.
@@ -289,9 +291,8 @@ class Disagreement(MeanOfRows):
             most_likely = layer.argmax(1)
         largest_logits = layer.gather(1, most_likely[:, None])  # NaN counts as the largest
         _refuse_flawed(largest_logits, name)
-        return _Outputs(most_likely, layer.shape[1], name)
+        return _Outputs(most_likely, name)
 
     def of_rows(self, first: _Outputs, second: _Outputs) -> Float[Tensor, " n"]:
         """Return 1 for each row whose most likely token differs, else 0."""
-        _check_same_vocabulary(first, second)
         return (first.values != second.values).double()

@@ -50,6 +50,10 @@ class Procrustes(LayerMeasure[Tensor]):
     """Angular Procrustes distance, see `procrustes_distance`."""
 
     formula = "arccos(‖X'Y‖_* / (‖X‖ ‖Y‖)), centred, radians"
+    meaning = (
+        "A value is an angle in radians: 0 for states that are equal after a rotation and "
+        "scaling, and at most π/2 = 1.571."
+    )
     source = "Williams et al. 2021"
     best = 0.0
     higher_is_closer = False

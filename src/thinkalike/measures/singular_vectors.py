@@ -49,6 +49,13 @@ class SVCCA(LayerMeasure[Tensor]):
     in_atlas = True
     in_benchmarks = True
 
+    @property
+    def meaning(self) -> str:
+        return (
+            "A value is the mean canonical correlation of the principal components that hold the "
+            f"share {self.kept} of the variance of each layer."
+        )
+
     @torch.no_grad()
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n r"]:
         """Return the leading left singular vectors of the centred rows, in float64.

@@ -87,6 +87,9 @@ class SoftMatching(LayerMeasure[Tensor]):
     """Mean correlation of matched units, see `soft_matching`."""
 
     formula = "max over transport plans P of Σ Pᵢⱼ corr(xᵢ, yⱼ), units matched exactly"
+    meaning = (
+        "A value is the mean correlation of units, each matched with units of the other layer."
+    )
     source = "Khosla & Williams 2024"
     value_range = (-1.0, 1.0)
     invariances = SAME_SHAPE - {"orthogonal"} | {"unit_scaling"}

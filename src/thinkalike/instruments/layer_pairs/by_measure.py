@@ -19,13 +19,16 @@ from typing import ClassVar, get_type_hints
 from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, MeasureConfig, setting
 from thinkalike.errors import ConfigError
+from thinkalike.instruments.layer_pairs.comparison import LayerPairComparison
 from thinkalike.instruments.layer_pairs.instrument import LayerPairs
-from thinkalike.instruments.layer_pairs.meanings import meaning_of_kind
 from thinkalike.instruments.layer_pairs.settings import BATCHES, OF_STATES, WithNull
+from thinkalike.job import Work
 from thinkalike.measures.contract import AnyMeasure, LayerMeasure
 from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.ranges import Within
 from thinkalike.registry import KindEntry
+from thinkalike.states.batches import ModelRuns
+from thinkalike.states.source import StateSource
 from thinkalike.store import Result
 
 
@@ -71,6 +74,18 @@ def measure_with_settings(measure_class: type[AnyMeasure], settings: MeasureConf
     return measure_class(**arguments)
 
 
+def measure_of_result(measure_class: type[AnyMeasure], result: Result) -> AnyMeasure:
+    """Return an instance of a measure with the settings of a result.
+
+    A parameter that the result does not record, because it was added later, has its default.
+    """
+    recorded = result.config.get("measure") or {}
+    arguments = {}
+    for parameter in measure_class.settings():
+        arguments[parameter.name] = recorded.get(parameter.name, parameter.default)
+    return measure_class(**arguments)
+
+
 def settings_of_parameters(measure_class: type[AnyMeasure]) -> dict[str, Field[object]]:
     """Return a dataclass field for each parameter of a measure, by the name of the parameter.
 
@@ -88,6 +103,23 @@ def settings_of_parameters(measure_class: type[AnyMeasure]) -> dict[str, Field[o
             below=allowed_range.below,
         )
     return field_by_name
+
+
+def facts_for_settings(measure: type[AnyMeasure] | AnyMeasure) -> dict[str, object]:
+    """Return what the schema of a measure's settings needs to know of it, by class attribute.
+
+    Args:
+        measure: The class of the measure; or a measure whose parameters are fixed, so that they
+            are no settings.
+    """
+    facts: dict[str, object] = {"has_null": "row_permutation_of_one" not in measure.invariances}
+    if isinstance(measure, type):
+        facts["measure_class"] = measure
+        # Whether the measure can compare rows of one token among themselves. If this depends on a
+        # parameter, the class has a property here, an object that is not True.
+        compares_within_groups: object = measure.compares_within_groups
+        facts["compares_within_groups"] = compares_within_groups is True
+    return facts
 
 
 class ByMeasure(LayerPairs[LayerMeasureConfig]):
@@ -139,11 +171,7 @@ class ByMeasure(LayerPairs[LayerMeasureConfig]):
 
     def meaning(self, result: Result) -> str:
         """Return in a sentence what a value of the measure is, with the settings of a result."""
-        recorded = result.config.get("measure") or {}
-        settings = {}
-        for parameter in self.measure_class.settings():
-            settings[parameter.name] = recorded.get(parameter.name, parameter.default)
-        return meaning_of_kind(self.kind, settings)
+        return measure_of_result(self.measure_class, result).meaning
 
     def fewest(self, settings: LayerMeasureConfig) -> int:
         """Return the fewest rows of a batch that the measure can compare with these settings."""
@@ -173,6 +201,35 @@ class ByMeasure(LayerPairs[LayerMeasureConfig]):
 
 class StatesByMeasure(ByMeasure):
     """Compares the states of all layers of two models, and within each model."""
+
+    def comparison_on_text(
+        self,
+        config: AnalyzeConfig,
+        work: Work,
+        models: Sequence[StateSource],
+        runs: ModelRuns,
+    ) -> LayerPairComparison:
+        """Return the comparison of two models on text; no batch has been read yet.
+
+        It has ended with an error already if the measure refuses the widths of the layers. Other
+        comparisons of the same pass are not affected.
+
+        Args:
+            config: The job.
+            work: The context of the running job.
+            models: The source and the target.
+            runs: The states that jobs of one pass over the text share.
+        """
+        comparison = super().comparison_on_text(config, work, models, runs)
+        measure = self.layer_measure(self.measure_settings(config))
+        if "unequal_widths" in measure.refuses:  # the width of a hook point takes a pass to know
+            widths = []
+            names = []
+            for model, sites in zip(models, self.sites(config, models), strict=True):
+                widths += [model.width(site) for site in sites]
+                names += [f"layer {name} of {model.name}" for name in self.named(sites)]
+            comparison.refuse_widths(measure, widths, names)
+        return comparison
 
 
 def parts_of_measure(parts: Sequence[str], is_distance: bool) -> tuple[str, ...]:
@@ -207,12 +264,5 @@ def schema_of_measure(
     fields: list[tuple[str, object, object]] = [("kind", str, kind)]
     for name, default in settings_of_parameters(measure_class).items():
         fields.append((name, type_by_parameter[name], default))
-    # Whether the measure can compare rows of one token among themselves. If this depends on a
-    # parameter, the class has a property here, an object that is not True.
-    compares_within_groups: object = measure_class.compares_within_groups
-    namespace = {
-        "__doc__": f"The settings of {title}.",
-        "measure_class": measure_class,
-        "compares_within_groups": compares_within_groups is True,
-    }
+    namespace = {"__doc__": f"The settings of {title}.", **facts_for_settings(measure_class)}
     return make_dataclass(f"{kind}_config", fields, bases=(common,), namespace=namespace)

@@ -18,6 +18,7 @@ from thinkalike.instruments.layer_pairs.equal_depth import LayerName
 from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
 from thinkalike.job import Work
 from thinkalike.measures.accumulator import Accumulator
+from thinkalike.measures.contract import AnyMeasure
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
 from thinkalike.processes import asked, at_boundaries, doing, stop
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
@@ -167,6 +168,22 @@ class LayerPairComparison:
         if self.measure.conditional_on != "none":
             labels["groups"] = _labels_on_device(batch.tokens, device)
         return labels
+
+    def refuse_widths(
+        self, measure: AnyMeasure, widths: Sequence[int], names: Sequence[str]
+    ) -> None:
+        """End the comparison with an error if the measure cannot compare layers of these widths.
+
+        Args:
+            measure: The measure.
+            widths: The width of each layer of both sides.
+            names: What the error calls each layer.
+        """
+        try:
+            with refusing_data(f"{self.source.name} (source) and {self.target.name} (target)"):
+                measure.check_widths(widths, names)
+        except DataError as error:
+            self.error = error
 
     def update(self, metric: Accumulator, batch: StateBatch) -> None:
         """Add a batch to a metric; if it cannot be compared, set `self.error` to the reason."""

@@ -169,7 +169,8 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         if "equivalent_bits" in result.tables:
             return ()
         uncomputed = []
-        if measure.get("null") is False:
+        has_null = getattr(self.settings, "has_null", False)
+        if has_null and measure.get("null") is False:
             uncomputed.append(f"by chance ({named_setting('measure.null', True)})")
         models = [config.get("model") or {}, config.get("target") or {}]
         is_of_stream = all(model.get("site", AFTER) == AFTER for model in models)

@@ -23,10 +23,12 @@ from torch import Tensor
 
 from thinkalike import plugins
 from thinkalike.config import MEASURES, MeasureConfig
-from thinkalike.errors import PluginError, one_line
+from thinkalike.errors import PluginError, one_line, short
 from thinkalike.instruments.layer_pairs.by_measure import (
     LayerMeasureConfig,
     StatesByMeasure,
+    facts_for_settings,
+    measure_of_result,
     measure_with_settings,
     parts_of_measure,
     settings_of_parameters,
@@ -357,8 +359,23 @@ class StatesByUser(StatesByMeasure):
         return self._settings
 
     def meaning(self, result: Result) -> str:
-        """Return no sentence: what a value of a user's measure is, only the user knows."""
-        return ""
+        """Return in a sentence what a value of the user's measure is, with a result's settings.
+
+        It is "" for a function, of which only the user knows what it computes.
+
+        Raises:
+            PluginError: The user's code raises an exception, or gives no text.
+        """
+        measure = self.plugin.measure
+        with plugins.blaming(f"measure {self.kind}"):
+            if is_measure_class(measure):
+                measure = measure_of_result(measure, result)
+            if not isinstance(measure, LayerMeasure):
+                return ""
+            meaning: object = measure.meaning
+        if not isinstance(meaning, str):
+            raise PluginError(f"measure {self.kind}: meaning={short(meaning)} must be a text")
+        return meaning
 
     def layer_measure(self, settings: LayerMeasureConfig) -> AnyMeasure:
         """Return the user's measure with the values of its settings.
@@ -401,11 +418,8 @@ class StatesByUser(StatesByMeasure):
         measure = self.plugin.measure
         if is_measure_class(measure):
             settings_of_plugin |= settings_of_parameters(measure)
-            namespace["measure_class"] = measure
-            # Whether the measure can compare rows of one token among themselves. If this depends
-            # on a parameter, the class has a property here, an object that is not True.
-            compares_within_groups: object = measure.compares_within_groups
-            namespace["compares_within_groups"] = compares_within_groups is True
+        if is_measure_class(measure) or isinstance(measure, LayerMeasure):
+            namespace |= facts_for_settings(measure)
 
         common_names = {item.name for item in dataclasses.fields(LayerMeasureConfig)}
         if name is None:

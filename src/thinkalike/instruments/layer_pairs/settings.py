@@ -55,6 +55,9 @@ class WithNull(LayerPairsConfig):
     compares_within_groups: ClassVar[bool] = False
     """Whether the measure can compare the rows of one token among themselves."""
 
+    has_null: ClassVar[bool] = True
+    """Whether the value depends on which rows of both layers go together, as a null needs."""
+
     # also compute the value by chance, from permuted documents: adds its mean, the calibrated
     # value and a p-value
     null: bool = False
@@ -72,11 +75,19 @@ class WithNull(LayerPairsConfig):
         return settings - {"permutations"}
 
     def __post_init__(self) -> None:
-        """Refuse `conditional_on` for a measure that cannot compare rows of one token alone.
+        """Refuse what the measure does not allow.
 
-        While no measure is chosen, `kind` is "" and nothing is refused.
+        This is `conditional_on` for a measure that cannot compare rows of one token alone, and a
+        null for one that has none. While no measure is chosen, `kind` is "" and nothing is
+        refused.
         """
         super().__post_init__()
+        if self.null and not self.has_null:
+            raise ConfigError(
+                f"{named_setting('measure', self.kind)} does not depend on which rows of both "
+                "layers go together, so that it has no null: omit "
+                f"{named_setting('measure.null', True)}"
+            )
         if self.conditional_on != "none" and self.kind and not self.compares_within_groups:
             raise ConfigError(
                 f"{named_setting('measure', self.kind)} compares all rows: omit "

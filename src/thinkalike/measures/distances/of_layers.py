@@ -103,6 +103,10 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
         "<A, B> / √(<A, A> <B, B>), A and B the U-centred distances; "
         "estimates the squared distance correlation"
     )
+    meaning = (
+        "A value estimates the squared distance correlation of two layers: 0 if their states are "
+        "independent, 1 if their distances are proportional."
+    )
     source = "Székely et al. 2007, Székely & Rizzo 2013"
     value_range = (-1.0, 1.0)
     version = 13
@@ -242,6 +246,7 @@ class TokenRSA(LayerMeasure[_Ranks]):
     """Spearman's ρ of the distances of all pairs of rows: the values of `rsa`."""
 
     formula = "Spearman's ρ of the Euclidean distances of all pairs of rows"
+    meaning = "A value is Spearman's ρ of the distances of all pairs of rows in two layers."
     source = "Kriegeskorte et al. 2008"
     value_range = (-1.0, 1.0)
     fewest = FEWEST_RANKED_ROWS
