@@ -250,7 +250,7 @@ class LayerPairComparison:
         estimate: LayerPairEstimate = self.metric.compute()
         if estimate.batches < self.measure.batches:
             log.warning(
-                "%d batches of the %d asked for: there is no more text",
+                "%d of the %d batches asked for: too little text is left for another",
                 estimate.batches,
                 self.measure.batches,
             )
