@@ -19,6 +19,7 @@ from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
 from thinkalike.job import Work
 from thinkalike.measures.accumulator import Accumulator
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
+from thinkalike.measures.rows import naming_rows
 from thinkalike.processes import asked, at_boundaries, doing, stop
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
@@ -177,8 +178,11 @@ class LayerPairComparison:
             f"batch {batch.number} of {self.source.name} (source) and {self.target.name} (target)"
         )
         try:
-            # A ValueError of the metric becomes a DataError, with the names of layers.
-            with refusing_data(compared, self._with_names_of_layers):
+            # A ValueError of the metric becomes a DataError, with the names of rows and layers.
+            with (
+                refusing_data(compared, self._with_names_of_layers),
+                naming_rows(batch.name_of_row),
+            ):
                 metric.update(source=source, target=target, **self.labels(batch))
         except DataError as error:
             self.error = error
