@@ -3,12 +3,14 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import thinkalike
-from thinkalike.measures import hsic1
+from thinkalike.errors import DataError
+from thinkalike.measures import LayerMeasure, hsic1
 from thinkalike.measures.folds import stimulus_folds
 
 SENTENCES, WORDS = 60, 4
@@ -169,3 +171,45 @@ def test_intervals_are_over_stimuli_unless_several_belong_together(shape, units)
     result = thinkalike.compare([states], [states + noise])
     assert result.details["low"].notna().all(), "control: there are intervals"
     assert result.summary.endswith(f"95 % intervals are over {units}.")
+
+
+class RefusesZeroRows(LayerMeasure):
+    """A user's own measure, which names a row in its own words."""
+
+    def prepare(self, layer, name):
+        for row, state in enumerate(layer):
+            if not state.any():
+                raise ValueError(f"row {row} of {name} is silent, unlike row 5000")
+        return layer
+
+    def compare(self, first, second):
+        return (first.T @ second).norm()
+
+
+REFUSALS = {
+    "in one batch": ("mutual_knn", {}, "states: row '10' is zero and has no direction"),
+    "in one of two": ("jaccard", {"tokens_per_batch": 30}, "states: row '10' is zero and has no direction"),
+    "by a user's measure": (RefusesZeroRows(), {}, "row '10' of target layer states is silent, unlike row 5000"),
+}
+
+
+@pytest.mark.parametrize(("measure", "settings", "message"), REFUSALS.values(), ids=REFUSALS)
+def test_an_error_names_the_row_of_the_array_and_not_of_the_batch(measure, settings, message):
+    draw = np.random.default_rng(0)
+    source, target = draw.normal(size=(60, 5)), draw.normal(size=(60, 4))
+    target[10] = 0
+    with pytest.raises(DataError, match=message):
+        thinkalike.compare(source, target, measure=measure, **settings)
+
+
+def test_an_error_names_the_stimulus_of_a_row():
+    draw = np.random.default_rng(0)
+    states = draw.normal(size=(60, 5))
+    states[10] = 0
+    words = {"text": [f"{row % 59} words" for row in range(60)], "id": [f"s{row}" for row in range(60)]}
+    table = pd.DataFrame({**words, "length": draw.normal(size=60)})
+    with pytest.raises(DataError, match=r"row '10 words' of .* is zero and has no cosine"):
+        thinkalike.rsa([states, draw.normal(size=(60, 4))], stimuli=table, distance="cosine")
+    states[10], states[59] = 1, 0
+    with pytest.raises(DataError, match=r"row '0 words' \(id s59\) is zero and has no direction"):
+        thinkalike.compare(states, draw.normal(size=(60, 4)), stimuli=table, measure="mutual_knn")

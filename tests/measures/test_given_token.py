@@ -273,3 +273,14 @@ def within(x, y, tokens):
     rows = torch.arange(len(x))
     residual = ResidualStates(tokens, rows % 40, [torch.zeros_like(rows)])
     return both_ways(residual.predictor(x), residual.predictor(y))[:, 0].tolist()
+
+
+def test_an_error_names_the_token_of_the_batch_and_not_the_compared_row():
+    states = torch.randn(6, 10, 4)
+    states[2, 3] = 0
+    mask = torch.ones(6, 10, dtype=torch.bool)
+    mask[0] = False
+    metric = LayerMeans(1, 1, MutualKNN(3))
+    for kept, documents in ((None, None), (mask, torch.arange(60).view(6, 10) // 7)):
+        with pytest.raises(ValueError, match="source layer 0: row 23 is zero"):
+            metric.update([states], [torch.randn(6, 10, 3)], kept, documents=documents)

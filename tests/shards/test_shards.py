@@ -520,11 +520,14 @@ def changed_states(change_arrays, *, is_listed=True) -> Callable[[Path], None]:
     return change
 
 
-def folder_with_equal_rows(folder: Path, states: torch.Tensor) -> StateFolder:
-    """A folder of states at block 1, whose rows 0 and 2 have the same tokens."""
+EQUAL_ROWS = torch.tensor([[5, 6, 7], [8, 9, 5], [5, 6, 7]])
+
+
+def folder_of_arrays(folder: Path, tokens: torch.Tensor, states: torch.Tensor, rows: int | None = None) -> StateFolder:
+    """A folder of states at block 1, whose index says that it has so many rows, by default those that it has."""
     hook = "blocks.1.hook_resid_post"
     folder.mkdir()
-    np.save(folder / "token_ids.npy", torch.tensor([[5, 6, 7], [8, 9, 5], [5, 6, 7]]).numpy())
+    np.save(folder / "token_ids.npy", tokens.numpy())
     np.save(folder / f"{hook}.npy", states.numpy())
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.npy")}
     index = {
@@ -535,7 +538,7 @@ def folder_with_equal_rows(folder: Path, states: torch.Tensor) -> StateFolder:
         "dtype": "float32",
         "layout": "padded",
         "hooks": {hook: states.shape[-1]},
-        "shards": [{"rows": len(states), "files": files}],
+        "shards": [{"rows": rows or len(states), "files": files}],
     }
     (folder / INDEX).write_text(json.dumps(index))
     return StateFolder(ModelConfig(name="local", path=str(folder), bos=None, corpus=None))
@@ -545,18 +548,53 @@ def test_rows_of_equal_tokens_and_other_states_are_refused(tmp_path):
     """A row is looked up by its tokens, and the states of the first such row would stand for all."""
     states = torch.randn(3, 3, 4)
     states[2] = states[0] * (1 + 1e-3 * torch.randn(3, 4))  # as another batch rounds
-    rounded = folder_with_equal_rows(tmp_path / "rounded", states)
+    rounded = folder_of_arrays(tmp_path / "rounded", EQUAL_ROWS, states)
     (found,) = rounded.residuals(torch.tensor([[5, 6, 7], [8, 9, 5]]), [1])
     assert torch.equal(found, states[:2])
 
     states[2, 1] = -states[0, 1]  # at a single token
-    folder = folder_with_equal_rows(tmp_path / "other", states)
+    folder = folder_of_arrays(tmp_path / "other", EQUAL_ROWS, states)
     (found,) = folder.residuals(torch.tensor([[8, 9, 5]]), [1])
     assert torch.equal(found, states[1:2])
     message = "other: rows 0 and 2 have the same tokens but other states at blocks.1.hook_resid_post"
     for _ in range(2):
         with pytest.raises(DataError, match=message):
             folder.residuals(torch.tensor([[5, 6, 7]]), [1])
+
+
+def test_rows_that_repeat_others_are_left_out(tmp_path, caplog):
+    """They are no independent documents, as little as copies of a text."""
+    tokens, states = torch.randint(5, 300, (40, 8)), torch.randn(40, 8, 6)
+    other_states = states + torch.randn(40, 8, 6)
+    repeated = torch.cat([torch.arange(40), torch.arange(40)])
+    results = []
+    for name, rows in (("once", torch.arange(40)), ("twice", repeated)):
+        folders = []
+        for side, states_of_side in (("a", states), ("b", other_states)):
+            path = tmp_path / f"{name}-{side}"
+            folder_of_arrays(path, tokens[rows], states_of_side[rows])
+            folders.append(path)
+        results.append(ta.compare(*folders, tokens_per_batch=320))
+        if name == "once":
+            assert "repeat" not in caplog.text, "control: no row is left out"
+    once, twice = results
+    assert twice.scalars["documents"] == once.scalars["documents"] == 40
+    check_same(twice, once, ["value", "low", "high"], atol=0)
+    assert "twice-a: 40 of 80 rows are left out, because they repeat the tokens of an earlier row" in caplog.text
+
+
+def test_an_error_names_the_row_and_the_token_of_a_folder(tmp_path):
+    tokens, states = torch.randint(5, 300, (40, 8)), torch.randn(40, 8, 6)
+    folder_of_arrays(tmp_path / "a", tokens, states)
+    states[17, 5] = 0
+    folder_of_arrays(tmp_path / "b", tokens, states)
+    with pytest.raises(DataError, match="target layer 1: row 17, token 5, is zero and has no direction"):
+        ta.compare(tmp_path / "a", tmp_path / "b", measure="mutual_knn", tokens_per_batch=100, batches=2)
+
+
+def test_a_wrong_number_of_rows_names_the_file_of_the_array(tmp_path):
+    with pytest.raises(DataError, match=r"token_ids.npy: token_ids has the shape 3 x 3, not 4 x any as states.json"):
+        folder_of_arrays(tmp_path / "bad", EQUAL_ROWS, torch.randn(3, 3, 4), rows=4)
 
 
 @pytest.mark.parametrize("case", ["all channels", "one channel", "one token", "rounding"])
@@ -572,7 +610,7 @@ def test_an_outlier_channel_hides_no_other_states(case, tmp_path):
         states[2, :, 5] = -states[0, :, 5].sign() * states[0, :, 5].abs().clamp(min=1)
     elif case == "one token":
         states[2, 1, 2:] = torch.randn(62)
-    folder = folder_with_equal_rows(tmp_path / "outlier", states)
+    folder = folder_of_arrays(tmp_path / "outlier", EQUAL_ROWS, states)
     if case == "rounding":
         (found,) = folder.residuals(torch.tensor([[5, 6, 7]]), [1])
         assert torch.equal(found[0], states[0])
@@ -625,7 +663,7 @@ def test_rounding_is_small_beside_the_differences_of_tokens(change, is_rounding,
     """Neither a mean of all tokens, nor one channel, nor one token makes other states rounding."""
     states = torch.randn(3, 3, 64)
     change(states)
-    folder = folder_with_equal_rows(tmp_path / "rows", states)
+    folder = folder_of_arrays(tmp_path / "rows", EQUAL_ROWS, states)
     if is_rounding:
         (found,) = folder.residuals(torch.tensor([[5, 6, 7]]), [1])
         assert torch.equal(found[0], states[0])

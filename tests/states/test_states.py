@@ -249,6 +249,17 @@ def test_array_batches_hold_every_row_once():
     assert any(batch.states[0][0].diff(dim=0).abs().max() > 13 for batch in found), "in no order of the file"
 
 
+def test_a_row_of_a_batch_has_the_name_of_its_stimulus():
+    numbers = torch.arange(100.0)[:, None]
+    names = [f"stimulus {row}" for row in range(100)]
+    batches = array_batches([[numbers]], torch.arange(100), name_of_stimulus=names.__getitem__, rows_per_batch=8)
+    (batch,) = batches.pool(3)
+    found = [batch.name_of_row(row) for row in range(len(batch.groups))]
+    assert found == [f"stimulus {int(row)}" for row in batch.states[0][0][:, 0]]
+    with pytest.raises(IndexError):
+        batch.name_of_row(len(batch.groups))
+
+
 @pytest.mark.parametrize(("rows", "per_batch"), [(3, 1024), (1, 1024), (100, 3)])
 def test_too_few_rows_for_a_measure_are_refused(rows, per_batch):
     with pytest.raises(DataError, match=f"={per_batch} compares"):

@@ -20,7 +20,7 @@ from torch import Tensor
 from thinkalike.advice import named_setting
 from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sentences
 from thinkalike.data.words import Span
-from thinkalike.errors import DataError, natural_order, nearest
+from thinkalike.errors import DataError, natural_order, nearest, short
 from thinkalike.measures.kinds import (
     KINDS,
     MOST_FEATURES,
@@ -298,6 +298,18 @@ class Stimuli:
         if self.groups_column is None or len(texts.unique()) == len(self):
             return None
         return texts
+
+    def name_of_row(self, number: int) -> str:
+        """Return what errors call the states of a stimulus: by its word.
+
+        The id is added if another stimulus has the same word. The rows of arrays that are compared
+        without stimuli have their numbers in place of words.
+        """
+        word = self.words[number]
+        name = f"row {short(word)!r}"
+        if self.words.count(word) == 1:
+            return name
+        return f"{name} (id {short(self.ids[number])})"
 
     def take(self, rows: NDArray[np.generic] | pd.Series | slice | Sequence[int]) -> Stimuli:
         """Return some of the stimuli, in the order of `rows`.

@@ -467,6 +467,7 @@ def comparison_of_stimuli(
             # A recording that is compared with itself is the only side, so both first and last.
             [chosen.sides[0].states, chosen.sides[-1].states],
             chosen.stimuli.groups,
+            name_of_stimulus=chosen.stimuli.name_of_row,
             rows_per_batch=measure.tokens_per_batch,
             fewest=instrument.fewest(measure),
             needed_by=needed_by,

@@ -364,7 +364,8 @@ class LayerMeasure(FastPaths[Prepared], ABC):
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> Prepared:
         """Return a layer in the form that `compare` takes, such as centred or as distances.
 
-        It is computed once for each layer, however many layers it is compared with.
+        It is computed once for each layer, however many layers it is compared with. A ValueError
+        that names a row as "row 3", counted from 0, gets to the user with the name of his row.
 
         Args:
             layer: The rows of one layer, in float32 or float64.
@@ -715,6 +716,8 @@ class BatchRows(NamedTuple):
         order: The n rows of `layers` that are compared, sorted by the part of their document.
         documents: The number of the document of each compared row, in that order.
         tokens: The token of each compared row, in that order; None if rows are not grouped.
+        numbers: The number of each row of `layers` in the batch, counted through its tokens;
+            None: that of the row.
     """
 
     layers: Sequence[Float[Tensor, "r _"]]
@@ -722,6 +725,7 @@ class BatchRows(NamedTuple):
     order: Int[Tensor, " n"]
     documents: Int[Tensor, " n"]
     tokens: Int[Tensor, " n"] | None
+    numbers: Int[Tensor, " r"] | None = None
 
     def selected(self, chosen: Int[Tensor, " m"]) -> BatchRows:
         """Return the batch with only some of its compared rows.
@@ -737,6 +741,13 @@ class BatchRows(NamedTuple):
         return self._replace(
             order=self.order[chosen], documents=self.documents[chosen], tokens=tokens
         )
+
+    def name_of_row(self, number: int) -> str:
+        """Return what errors call a compared row: by its number in the batch."""
+        row = int(self.order[number])
+        if self.numbers is not None:
+            row = int(self.numbers[row])
+        return f"row {row}"
 
     def in_units(self) -> tuple[BatchRows, list[Float[Tensor, ""]]]:
         """Return the rows with each float64 layer divided by a power of two, and these powers.
@@ -802,7 +813,8 @@ class Batch(NamedTuple):
         order = (documents % JACKKNIFE_PARTS).argsort(stable=True)
         if tokens is not None:
             tokens = tokens[order]
-        return BatchRows(rows, names, order, documents[order], tokens), layers_of_model
+        numbers = token_indices if flatten == "token" else None
+        return BatchRows(rows, names, order, documents[order], tokens, numbers), layers_of_model
 
     def _distinct_layers(
         self, pairs: Sequence[Pair]

@@ -34,6 +34,7 @@ from thinkalike.measures.leave_out import (
     sizes_of_parts,
     values_without_each_part,
 )
+from thinkalike.measures.rows import naming_rows
 from thinkalike.measures.sample_size import (
     FEWEST_GROUPS,
     FEWEST_GROUPS_IF_BIASED,
@@ -173,10 +174,12 @@ class LayerMeans(Accumulator):
         if self.measure.has_units:
             rows, units = rows.in_units()
         measure, groups = measure_within_tokens(self.measure, rows)
-        layers = measure.prepared(rows.layers, rows.names, rows.order)
+        with naming_rows(rows.name_of_row):
+            layers = measure.prepared(rows.layers, rows.names, rows.order)
         nulls: dict[Pair, dict[str, Tensor]] = {}
         biases: dict[Pair, Tensor] = {}
-        with torch.autocast(rows.layers[0].device.type, enabled=False):
+        is_autocast_off = torch.autocast(rows.layers[0].device.type, enabled=False)
+        with is_autocast_off, naming_rows(rows.name_of_row):
             values = self._values_without_parts(measure, layers, rows, model_pairs)
             if self.permutations and any(
                 metric._precedes_stored_nulls(batch.number) for metric in metrics

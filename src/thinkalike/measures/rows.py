@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
@@ -9,6 +13,39 @@ from torch import Tensor
 from thinkalike.arguments import check_choice
 
 FLATTEN = ("token", "sample", "mean")  # what a row is, see `rows_of`
+
+ROW_IN_MESSAGE = re.compile(r"\brow (\d+)\b")
+
+
+@contextlib.contextmanager
+def naming_rows(name_of_row: Callable[[int], str]) -> Iterator[None]:
+    """Name rows in what a measure raises within the context as the caller knows them.
+
+    A measure counts the rows that it is given from 0, as in "row 3 is zero". These may be a choice
+    of the caller's rows, in another order.
+
+    Args:
+        name_of_row: Returns what errors call a row, given its number among the rows of the
+            measure; it raises an IndexError if the measure has no such row.
+
+    Raises:
+        ValueError: A ValueError was raised within the context.
+    """
+
+    def renamed(match: re.Match[str]) -> str:
+        try:
+            return name_of_row(int(match[1]))
+        except IndexError:  # the number is not that of a row of states
+            return match[0]
+
+    try:
+        yield
+    except ValueError as error:
+        reason = str(error)
+        with_names = ROW_IN_MESSAGE.sub(renamed, reason)
+        if with_names == reason:
+            raise
+        raise ValueError(with_names) from error
 
 
 def rows_of(

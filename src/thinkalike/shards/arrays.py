@@ -57,9 +57,15 @@ DTYPES = {
 
 
 class StoredArray(ABC):
-    """An array of a file, whose parts are read when they are asked for."""
+    """An array of a file, whose parts are read when they are asked for.
+
+    Attributes:
+        shape: Its shape.
+        path: The file, where it is one of a shard.
+    """
 
     shape: Sequence[int]
+    path: Path
 
     @abstractmethod
     def part(self, start: int, stop: int) -> Tensor:
@@ -468,13 +474,15 @@ class StoredRows:
             DataError: A state is not finite.
         """
         shard, start, length, _, _ = self.rows[row]
-        states = self._layout.read(self._arrays(shard), start, length, hooks)
+        arrays = self._arrays(shard)
+        states = self._layout.read(arrays, start, length, hooks)
         for hook, state in zip(hooks, states, strict=True):
             if not state.isfinite().all():
                 token, channel = (~state.isfinite()).nonzero()[0].tolist()
+                stored = hook if hook in arrays else HIDDEN_STATES
                 raise DataError(
-                    f"{self._name(shard)}: {hook} is {float(state[token, channel])} in row {row}, "
-                    f"token {token}, "
+                    f"{arrays[stored].path}: {hook} is {float(state[token, channel])} in row "
+                    f"{row}, token {token}, "
                     f"channel {channel}: compute the states in a wider dtype, or leave the row out"
                 )
         return states
@@ -548,8 +556,7 @@ class StoredRows:
         if TOKEN_IDS not in arrays:
             return None
         ids = arrays[TOKEN_IDS].whole()
-        files = [str(path) for path in self._paths[shard] if path.stem == TOKEN_IDS]
-        self._check_ids(ids, files[0] if files else self._name(shard))
+        self._check_ids(ids, str(arrays[TOKEN_IDS].path))
         return ids.to(torch.int64)
 
     def _check_ids(self, ids: Tensor, place: str) -> None:
@@ -596,7 +603,7 @@ class StoredRows:
             shape = arrays[name].shape
             if not _has_shape(shape, expected):
                 raise DataError(
-                    f"{self._name(shard)}: {name} has the shape {_shape_in_words(shape)}, "
+                    f"{arrays[name].path}: {name} has the shape {_shape_in_words(shape)}, "
                     f"not {_shape_in_words(expected)} as {INDEX} says"
                 )
             if name == TOKEN_IDS:
@@ -604,7 +611,7 @@ class StoredRows:
             dtype = arrays[name].part(0, 1).dtype
             if dtype != DTYPES[self.index.dtype]:
                 raise DataError(
-                    f"{self._name(shard)}: {name} is {_called(dtype)}, and {INDEX} says "
+                    f"{arrays[name].path}: {name} is {_called(dtype)}, and {INDEX} says "
                     f"{self.index.dtype}; {REWRITE}"
                 )
         tokens = math.prod(arrays[needed[-1]].shape[:-1])
@@ -727,6 +734,7 @@ def _opened(paths: Sequence[Path], index: Index) -> dict[str, StoredArray]:
                     f"{path} has the array {name}, and so has a file beside it: "
                     "leave one of them out"
                 )
+            array.path = path
             arrays[name] = array
     return arrays
 

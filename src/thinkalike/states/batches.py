@@ -125,6 +125,9 @@ class StateBatch(NamedTuple):
     groups: Int[Tensor, " *n"]
     """What each state depends on: a document, sentence or pair, by its number in all batches."""
 
+    name_of_row: Callable[[int], str]
+    """Returns what errors call a row, given its number in the batch."""
+
     mask: Bool[Tensor, "b t"] | None = None
     """The tokens that count; None: all do."""
 
@@ -431,6 +434,13 @@ class TextBatches(ABC, Generic[ModelLayer]):
         """
 
     @abstractmethod
+    def name_of_row(self, units: Int[Tensor, " u"], number: int) -> str:
+        """Return what errors call a row of states, given the units of its pool.
+
+        `number` is that of the row in the states of the pool, as `labels` orders them.
+        """
+
+    @abstractmethod
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
         """Return what messages call tokens or words, given the units that they are in.
 
@@ -456,7 +466,7 @@ class TextBatches(ABC, Generic[ModelLayer]):
         order = torch.randperm(len(labels.groups), generator=seeded(plan.batch_numbers.start))
         rows_per_batch = len(order) // len(plan.batch_numbers)
         rows_per_batch = max(min(rows_per_batch, self.measure.tokens_per_batch), 1)
-        make_batch = partial(self._batch, pool, labels, plan.batch_numbers)
+        make_batch = partial(self._batch, pool, labels, plan)
         if outliers is None:
             drawn = zip(plan.batch_numbers, order.split(rows_per_batch), strict=False)
             for batch_number, rows in drawn:
@@ -613,7 +623,7 @@ class TextBatches(ABC, Generic[ModelLayer]):
         self,
         pool: Pool[ModelLayer],
         labels: PoolLabels,
-        batch_numbers: range,
+        plan: _PoolPlan,
         number: int,
         rows: Int[Tensor, " b"],
         key: Hashable,
@@ -625,7 +635,7 @@ class TextBatches(ABC, Generic[ModelLayer]):
         Args:
             pool: The states of each model.
             labels: The tokens and documents of the rows of the pool.
-            batch_numbers: The numbers of the batches of the pool.
+            plan: The units and the batches of the pool.
             number: The number of the batch.
             rows: The indices of its rows, in any order.
             key: What the pool is of; equal content has equal keys.
@@ -637,7 +647,11 @@ class TextBatches(ABC, Generic[ModelLayer]):
             rows_on_device = ordered_rows.to(model.device)
             return [states[rows_on_device] for states in pool[model]]
 
-        content = (key, batch_numbers, number)
+        def name_of_row(row: int) -> str:
+            """Return what errors call a row of this batch."""
+            return self.name_of_row(plan.units, int(ordered_rows[row]))
+
+        content = (key, plan.batch_numbers, number)
         states = []
         for model in self.models:
             model_content = (content, self.layers[model])
@@ -649,13 +663,16 @@ class TextBatches(ABC, Generic[ModelLayer]):
         if labels.mask is not None:
             mask = labels.mask[ordered_rows]
         groups = labels.groups[ordered_rows]
-        return StateBatch(number, states, groups, mask, labels.tokens[ordered_rows], content)
+        tokens = labels.tokens[ordered_rows]
+        return StateBatch(number, states, groups, name_of_row, mask, tokens, content)
 
 
 class TokenBatches(TextBatches[ModelLayer]):
     """Batches of the states of tokens, which models read in the same rows."""
 
     level = "token"
+    stored_rows: Int[Tensor, " u"] | None
+    """The number of each row in the folder of states that it is from; None: it is of text."""
 
     def read(self, data: DataConfig) -> None:
         """Read the rows of tokens, mark those that are compared, and count units and batches.
@@ -701,6 +718,7 @@ class TokenBatches(TextBatches[ModelLayer]):
         row_count = -(-tokens // context)  # rounded up
         data = replace(data, evaluation_tokens=TIMES_AS_MUCH_TEXT * row_count * context)
         corpus = self._corpus(data, context)
+        self.stored_rows = None
         order = torch.randperm(len(corpus.report), generator=seeded(0))
         drawn = corpus.report.select(order[:row_count].sort().values)
         self.rows = drawn.tokens
@@ -758,7 +776,8 @@ class TokenBatches(TextBatches[ModelLayer]):
         """
         folder = folder_of_rows(data, self.sources)
         tokens = self.measure.batches * self.measure.tokens_per_batch
-        drawn = folder.token_rows(folder.drawn_rows(tokens))
+        self.stored_rows = folder.drawn_rows(tokens)
+        drawn = folder.token_rows(self.stored_rows)
         self.rows = drawn.tokens
         self.is_token = drawn.is_token
         for model in self.sources:
@@ -807,6 +826,26 @@ class TokenBatches(TextBatches[ModelLayer]):
             return states
         compared = indices_where(self.is_compared[units]).to(model.device)
         return [layer.flatten(0, 1)[compared] for layer in states]
+
+    def name_of_row(self, units: Int[Tensor, " u"], number: int) -> str:
+        """Return what errors call a row of states, given the rows of text of its pool.
+
+        Of stored states, it is the row of the folder and the token within it. Other text was
+        packed into rows that the user does not know, so that it is the token itself.
+        """
+        if self.takes_whole_rows:
+            unit, position = int(units[number]), None
+        else:
+            compared = indices_where(self.is_compared[units])
+            index, position = divmod(int(compared[number]), self.rows.shape[1])
+            unit = int(units[index])
+        if self.stored_rows is not None:
+            stored_row = f"row {int(self.stored_rows[unit])}"
+            return stored_row if position is None else f"{stored_row}, token {position},"
+        if position is None:
+            return "a row of the text"
+        (token,) = self.named(units, self.rows[unit, position : position + 1])
+        return f"the state of {token}"
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
         """Return what messages call these tokens: their text, or their ids without a tokenizer.
@@ -877,6 +916,11 @@ class WordBatches(TextBatches[ModelLayer]):
         """
         return word_states(model, self.text.select(units), layers)
 
+    def name_of_row(self, units: Int[Tensor, " u"], number: int) -> str:
+        """Return what errors call the state of a word of some pieces: by the word itself."""
+        word = self.text.select(units).written_words()[number]
+        return f"the state of {word!r}"
+
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
         """Return the words, in quotes, that these numbers of forms stand for in the pieces."""
         pieces = self.text.select(units)
@@ -932,6 +976,7 @@ def array_batches(
     sides: Sequence[Sequence[Float[Tensor, "n _"]]],
     groups: Int[Tensor, " n"],
     *,
+    name_of_stimulus: Callable[[int], str] = "row {}".format,
     rows_per_batch: int,
     fewest: int = 2,
     needed_by: str = "",
@@ -944,6 +989,7 @@ def array_batches(
     Args:
         sides: The layers of each model; a side that is there twice has one list.
         groups: What each stimulus belongs to, such as a sentence.
+        name_of_stimulus: Returns what errors call the states of a stimulus, given its number.
         rows_per_batch: How many stimuli a batch holds at most.
         fewest: How many stimuli a batch needs.
         needed_by: The setting that needs so many, such as "measure.neighbours=10".
@@ -984,7 +1030,12 @@ def array_batches(
         for key, side in distinct_sides.items():
             states[key] = [layer[rows_on_device[layer.device]] for layer in side]
         states_of_sides = [states[id(side)] for side in sides]
-        yield StateBatch(number, states_of_sides, group_numbers[rows])
+
+        def name_of_row(row: int) -> str:
+            """Return what errors call a row of this batch."""
+            return name_of_stimulus(int(rows[row]))
+
+        yield StateBatch(number, states_of_sides, group_numbers[rows], name_of_row)
 
     facts = {"data": {"rows": n, "batches": batch_count}}
     return StateBatches(pool, batch_count, batch_count, "stimulus", facts)

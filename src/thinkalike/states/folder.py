@@ -522,13 +522,24 @@ class StateFolder:
             return f"the tokens {ids[:8].tolist()}"
         return repr(self.tokenizer.decode(ids.tolist()))
 
+    def shuffled_rows(self) -> Int[Tensor, " r"]:
+        """Return the numbers of all rows in random order, except for those that repeat another.
+
+        A row that has the tokens of an earlier one also has its states. Such rows are no
+        independent documents, and are left out as copies of a document are from texts.
+        """
+        rows = self._distinct_rows
+        return rows[torch.randperm(len(rows), generator=seeded(0))]
+
     def drawn_rows(self, tokens: int) -> Int[Tensor, " r"]:
         """Draw rows at random until they have at least so many tokens together, or all rows.
+
+        Rows that repeat an earlier one are not drawn, see `shuffled_rows`.
 
         Returns:
             The numbers of the drawn rows, in ascending order.
         """
-        order = torch.randperm(len(self.rows), generator=seeded(0))
+        order = self.shuffled_rows()
         lengths = torch.tensor([self.rows.rows[row].length for row in order.tolist()])
         # The rows whose tokens are too few together, and one more that completes them.
         row_count = int((lengths.cumsum(0) < tokens).sum()) + 1
@@ -633,6 +644,18 @@ class StateFolder:
             token_ids = torch.from_numpy(self.rows.token_ids(row))
             rows.setdefault(_digest_of_ids(token_ids), []).append(row)
         return rows
+
+    @cached_property
+    def _distinct_rows(self) -> Int[Tensor, " r"]:
+        """The rows, in order, whose tokens no earlier row has; a warning counts the others."""
+        rows = sorted(equal_rows[0] for equal_rows in self._rows_of_ids.values())
+        repeated = len(self.rows) - len(rows)
+        if repeated:
+            log.warning(
+                f"warning: {self.name}: {repeated} of {len(self.rows)} rows are left out, because "
+                "they repeat the tokens of an earlier row"
+            )
+        return torch.tensor(rows)
 
     @cached_property
     def _row_of_text(self) -> dict[str, int]:

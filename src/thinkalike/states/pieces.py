@@ -221,7 +221,8 @@ def _with_own_states(text: str, words: list[Span], encodings: Sequence[_EncodedT
 def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], word_count: int) -> Pieces:
     """Draw rows of text from a folder of stored states, and return each row as a piece.
 
-    Rows are not cut, because the states of a part of a row are not stored.
+    Rows are not cut, because the states of a part of a row are not stored. Repeated rows are left
+    out.
 
     Args:
         folder: The folder of states.
@@ -233,7 +234,7 @@ def pieces_of_rows(folder: StateFolder, models: Sequence[TextReader], word_count
     """
     pieces = Pieces([], [], [])
     row_numbers: list[int] = []
-    for row in torch.randperm(len(folder.rows), generator=seeded(0)).tolist():
+    for row in folder.shuffled_rows().tolist():
         text = folder.text(row)
         encodings = _encoded_by(models, text)
         for encoding in encodings:

@@ -29,6 +29,7 @@ from thinkalike.instruments.rsa.instrument import RSA
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import comparable
 from thinkalike.measures.distances.rsa import distance_vectors
+from thinkalike.measures.rows import naming_rows
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Headline, Result
@@ -60,7 +61,8 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         n_subjects = len(config.subjects)
         recorded_layers = sides[0].layers  # all subjects have the same
         try:
-            distances = [distance_vectors(layer_distances(side, measure)) for side in sides]
+            with naming_rows(stimuli.name_of_row):
+                distances = [distance_vectors(layer_distances(side, measure)) for side in sides]
             for distances_of_side, side in zip(distances, sides, strict=True):
                 names = [f"{side.name} {layer}" for layer in side.layers]
                 comparable(distances_of_side, measure.comparator, names)  # raises an error if not

@@ -20,6 +20,7 @@ from thinkalike.job import Work
 from thinkalike.measures.accumulator import Accumulator
 from thinkalike.measures.contract import AnyMeasure
 from thinkalike.measures.layer_pair_estimate import LayerPairEstimate
+from thinkalike.measures.rows import naming_rows
 from thinkalike.processes import asked, at_boundaries, doing, stop
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
@@ -194,8 +195,11 @@ class LayerPairComparison:
             f"batch {batch.number} of {self.source.name} (source) and {self.target.name} (target)"
         )
         try:
-            # A ValueError of the metric becomes a DataError, with the names of layers.
-            with refusing_data(compared, self._with_names_of_layers):
+            # A ValueError of the metric becomes a DataError, with the names of rows and layers.
+            with (
+                refusing_data(compared, self._with_names_of_layers),
+                naming_rows(batch.name_of_row),
+            ):
                 metric.update(source=source, target=target, **self.labels(batch))
         except DataError as error:
             self.error = error
@@ -267,7 +271,7 @@ class LayerPairComparison:
         estimate: LayerPairEstimate = self.metric.compute()
         if estimate.batches < self.measure.batches:
             log.warning(
-                "%d batches of the %d asked for: there is no more text",
+                "%d of the %d batches asked for: too little text is left for another",
                 estimate.batches,
                 self.measure.batches,
             )

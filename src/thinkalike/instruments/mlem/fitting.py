@@ -29,6 +29,7 @@ from thinkalike.measures.mlem.importance import (
     fewest_groups,
 )
 from thinkalike.measures.mlem.split_half import split_half_reference
+from thinkalike.measures.rows import naming_rows
 from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.states.stimuli import StimulusStates, numbered
 
@@ -170,7 +171,10 @@ def fit_profiles(
     features = pd.DataFrame(stimuli.codes().table.numpy(), columns=names)
     layers = states_of_all_layers(sides)
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            naming_rows(stimuli.name_of_row),
+        ):
             warnings.simplefilter("always")
             model.fit(features, layers, groups)
         for warning in caught:

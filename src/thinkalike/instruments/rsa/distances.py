@@ -28,8 +28,8 @@ class RSAConfig(StimulusDistanceConfig):
     distance: Literal[DistanceName, "crossnobis"] = "euclidean"  # type: ignore[assignment]
     # number of permutations of sentences in Mantel's test; 0: no p-values
     permutations: int = setting(0, least=0, most=10**6)
-    # how two matrices of distances are compared: a rank correlation, a correlation, a cosine, or
-    # their whitened forms (_cov)
+    # how two matrices of distances are compared: a rank correlation, a correlation or a cosine of
+    # squared distances, or their whitened forms (_cov)
     comparator: Literal["spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov"] = (
         "spearman"
     )

@@ -39,6 +39,7 @@ from thinkalike.job import Outcome, Work
 from thinkalike.matrices import matrix_of
 from thinkalike.measures.distances.rsa import rsa
 from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.rows import naming_rows
 from thinkalike.ranking import ranked_layer_pairs
 from thinkalike.screen import number_text, show_map, show_note, show_text, span
 from thinkalike.states.stimuli import Compared, StimulusStates, numbered
@@ -236,11 +237,13 @@ def _similarity(
 
     with refusing_data(stimuli.source, with_numbers_of_layers):
         if with_massive:
-            all_distances = distances_of_sides(with_massive.sides, measure)
+            with naming_rows(with_massive.stimuli.name_of_row):
+                all_distances = distances_of_sides(with_massive.sides, measure)
             similarity_of_all = rsa(all_distances, comparator=measure.comparator)
             columns["including_massive_activations"] = similarity_of_all
 
-        layers = distances_of_sides(compared.sides, measure)
+        with naming_rows(stimuli.name_of_row):
+            layers = distances_of_sides(compared.sides, measure)
         similarity = similarity_estimate(layers, measure, config.seed, stimuli)
         columns["low"] = similarity.low
         columns["high"] = similarity.high

@@ -53,7 +53,7 @@ def rsa(
         distance: The distance of two stimuli, such as "euclidean" or "cosine"; layers that are
             `NeuralDistances` keep theirs.
         comparator: The similarity of two vectors of squared distances, such as "spearman", "corr"
-            (Pearson's r) or "cosine".
+            (Pearson's r) or "cosine"; see `NeuralDistances` for these, and `compare`.
 
     Raises:
         ValueError: Layers are of different stimuli, or have no distances that could be compared.
@@ -76,7 +76,7 @@ def rsa_of_models(
         models: l layers, each the states (n, d) of the same n stimuli.
         others: m layers of the same stimuli; None: the l layers, each with each.
         distance: The distance between the states of two stimuli.
-        comparator: How two sets of distances are compared.
+        comparator: How two sets of squared distances are compared, see `rsa`.
     """
     return compare(*_distances_of_both(models, others, distance, "models"), comparator)
 
