@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,9 +10,18 @@ import pandas as pd
 from jaxtyping import Shaped
 from torch import Tensor
 
+WHOLE_NUMBER = re.compile("0|[1-9][0-9]{0,17}")  # as it is written; 007 is a name
+
 
 def layer_rows(model: str, layers: Sequence[object]) -> pd.DataFrame:
-    """Return one row per layer of a model: model, layer; a layer of -1 is the embedding."""
+    """Return one row per layer of a model: model, layer; a layer of -1 is the embedding.
+
+    Recorded layers have names. Where all of them are whole numbers, such as "2" and "10", they are numbers
+    in the table, as the layers of models are; "0.1" and "0.10" stay names.
+    """
+    is_numbered = all(isinstance(layer, str) and WHOLE_NUMBER.fullmatch(layer) for layer in layers)
+    if is_numbered:
+        return pd.DataFrame({"model": model, "layer": [int(str(layer)) for layer in layers]})
     return pd.DataFrame({"model": model, "layer": list(layers)})
 
 
