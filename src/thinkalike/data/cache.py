@@ -87,10 +87,11 @@ def _read_entry(path: Path) -> CacheEntry | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            metadata = json.loads(file.metadata()["about"])  # {"about": facts, "digest": digest}
+            # The text "about" holds {"about": facts of the entry, "digest": digest of the entry}.
+            description = json.loads(file.metadata()["about"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        entry = CacheEntry(tensors, metadata["about"])
-        if entry.digest() != metadata["digest"]:
+        entry = CacheEntry(tensors, description["about"])
+        if entry.digest() != description["digest"]:
             raise ValueError("checksum mismatch")
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         log.warning("%s cannot be used (%s) and is made anew", path, error)

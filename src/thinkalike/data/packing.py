@@ -312,7 +312,8 @@ def _documents_in_words(counts: Mapping[str, int], split: DocumentSplit, context
     n_copies = counts.get("duplicate_documents", 0)
     n_near_duplicates = counts["near_duplicates"]
     n_for_report = split.report_document_count
-    # The split has counted near-duplicates that were yielded and turned out to be such only later.
+    # A provisional split has handed out documents for evaluation before it had read those to fit
+    # on. It has counted them all, also those that then turned out to be near-duplicates.
     if split.evaluation_is_provisional:
         n_for_report -= n_near_duplicates
     clauses = []

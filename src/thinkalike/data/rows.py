@@ -74,7 +74,10 @@ class TokenRows:
 
     @property
     def source_tokens(self) -> Int[Tensor, "rows s"]:
-        """The token ids that the source reads."""
+        """The token ids that the source model reads.
+
+        They are those of the target model, unless the source has another tokenizer.
+        """
         if self.source is None:
             return self.tokens
         return self.source.tokens

@@ -181,17 +181,24 @@ def _screen_parts(
     batches: Sequence[BatchStates],
     most_parts: int,
 ) -> ExchangesDone:
-    """Choose the parts to exchange between both models on all of the text.
+    """Choose the parts that will be exchanged between both models, each on all of the text.
 
-    If more than `most_parts` parts of blocks differ, each is first put into the base on few
-    tokens, and those that change the base's predictions least are left out. Parts outside of
+    If more than `most_parts` of the given parts of blocks are there, each is put into the base on
+    few tokens, and those that change the base's predictions least are left out. Parts outside of
     blocks (embedding, final norm, unembedding) are never left out.
+
+    Args:
+        base, changed: The two models.
+        parts: The parts in which they differ.
+        batches: Tokens and states of both models.
+        most_parts: How many parts of blocks are chosen at most.
 
     Returns:
         Under "tried" the names of the chosen parts. Under "entering" how far each part, chosen or
-        not, moves the output of its block when it is put into the base; the final norm and the
-        unembedding have no block and no entry. "without" and "alone", the effects on predictions,
-        are empty: `exchange_parts` fills them.
+        not, moves the states behind it when it is put into the base: those after its block or, of
+        the embedding, those before the first block. The final norm and the unembedding have no
+        entry. "without" and "alone", the effects on predictions, are empty: `exchange_parts` fills
+        them.
     """
     entering = {}
     parts_of_blocks = []

@@ -248,7 +248,11 @@ def nearest_rows(
 
 
 def _joined(ties: Sequence[Ties]) -> Ties | None:
-    """Return the ties of several blocks of rows together; None if there are no ties."""
+    """Return the rows with equally near neighbours of several blocks of rows; None without any.
+
+    Lists of candidates have one length within a block. Those of blocks with shorter lists are
+    filled up with 0, which means nothing there.
+    """
     if not ties:
         return None
     longest = max(block.candidates.shape[1] for block in ties)

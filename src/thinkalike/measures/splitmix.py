@@ -30,8 +30,8 @@ def shift_right(codes: Int[Tensor, "*b"], bits: int) -> Int[Tensor, "*b"]:
 def random_codes(numbers: Int[Tensor, "*n"], seed: int) -> Int[Tensor, "*n"]:
     """Return a pseudo-random 64-bit code for each number; equal numbers have equal codes.
 
-    Another seed gives other codes. They are those of the generator splitmix64, and the same on all
-    machines.
+    The code of a number is its mixture by the function of the generator splitmix64, after an
+    offset that depends on the seed is added. It is the same on all machines.
     """
-    start = (seed + 1) * SPLITMIX_STEP % 2**63  # where the seed's sequence begins, in int64
-    return splitmix(numbers.long() + start)
+    offset = (seed + 1) * SPLITMIX_STEP % 2**63  # kept within int64
+    return splitmix(numbers.long() + offset)

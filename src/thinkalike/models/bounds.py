@@ -48,8 +48,9 @@ def check_counts(
     """Raise a ModelError if a checkpoint states an implausibly large size.
 
     A number of layers, heads, experts or classes is refused if no published model comes near it. A
-    number of layers is also refused if it is larger than the number of tensors in the files.
-    Numbers up to MOST_SHARED_BLOCKS always pass, since layers may share their weights.
+    number of layers is also refused if it is larger than the number of tensors in the files,
+    unless it is at most MOST_SHARED_BLOCKS: so many layers may share their weights. Numbers up to
+    that are plausible for everything else, too.
 
     Args:
         stated: The settings of the checkpoint, such as its config.json.

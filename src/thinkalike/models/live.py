@@ -499,9 +499,10 @@ def _without_numbers(module: nn.Module) -> Iterator[None]:
 def _integers_in_memory_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a tensor of integers that shares the memory of a tensor.
 
-    When the integers are written, the tensor changes, but autograd does not notice, which would
-    refuse a later backward pass. Entries of the tensor that share one number in memory, as
-    after `Tensor.expand`, are in the result once. None means that the tensor has no memory.
+    When the integers are written, the tensor changes without the notice of autograd. If autograd
+    noticed, it would refuse a later backward pass through the tensor. Entries of the tensor that
+    share one number in memory, as after `Tensor.expand`, are in the result once. None means that
+    the tensor has no memory.
     """
     start, end = bytes_spanned(tensor)
     if start == end:

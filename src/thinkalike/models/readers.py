@@ -371,7 +371,8 @@ def _refuse_faults(
 
     Args:
         faults: The names of the weights by what is wrong with them, such as "missing".
-        missing: The names of all missing weights; `faults` has only those that must be there.
+        missing: The names of all missing weights. Under "missing", `faults` leaves out those that
+            a model can do without, such as a head that is tied to the embedding.
         module: The model that the checkpoint was read into.
         config: The configuration of the model.
         place: The folder, repository or GGUF file that was read.

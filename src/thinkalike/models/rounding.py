@@ -58,7 +58,11 @@ def is_rounded_unasked(model: FrozenModel) -> bool:
 
 
 def check_can_be_rounded(model: FrozenModel) -> None:
-    """Raise a ModelError if the weights of a model are quantised, or offloaded."""
+    """Raise a ModelError if no copy with weights rounded to fewer bits can be made of a model.
+
+    Quantised weights are rounded already, and weights that are offloaded, to the CPU or to a disk,
+    are not there to be changed.
+    """
     if not can_be_rounded(model):
         raise ModelError(
             f"{model.name} cannot be rounded; leave {named_setting('model.quantization')} out, "

@@ -543,9 +543,9 @@ def _units_of_module(
 def _stream_width(reading: tuple[int, ...], writing: tuple[int, ...], embedding_width: int) -> int:
     """Return the width of the residual stream, which hidden units read and write.
 
-    It is that of the embedding, unless this is not an axis of both matrices: ALBERT's embedding is
-    narrower than its stream. Then it is the second axis of `reading`, as in nn.Linear, whose
-    weight is (out, in).
+    If both matrices have an axis of the width of the embedding, it is this width. ALBERT's
+    embedding is narrower than its stream: there it is the second axis of `reading`, as in
+    nn.Linear, whose weight is (out, in).
 
     Args:
         reading, writing: The shapes of the matrices by which units read and write.

@@ -112,7 +112,8 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
     def draw(self, result: Result, folder: Path) -> None:
         """Draw how well measures agree, and how each measure ranks all layer pairs.
 
-        Ranks are from 0 for the least similar layer pair of two models to 1 for the most similar.
+        The layer pairs of two models are ranked among themselves, from 0 for the least similar to
+        1 for the most similar.
         """
         from thinkalike.contrib.figures.agreement import (  # imports matplotlib
             draw_agreement,

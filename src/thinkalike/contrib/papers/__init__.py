@@ -31,8 +31,8 @@ def paper_experiment(name: str) -> Experiment:
             if experiment.name == name:
                 return experiment
 
-    # The error lists the names that exist. A user's own file experiment/mine.yaml is an option of
-    # the command line, but it is not one of the experiments of a paper.
+    # The error lists the experiments of papers. A user's own experiment may be called as one of a
+    # paper, such as brown2023/mine; it is an option of the command line, and is left out.
     experiment_names = [
         option
         for option in options("experiment")

@@ -107,7 +107,7 @@ def count_members(config: PopulationJob) -> int:
 
 
 def challenge_pairs_by_use(config: PopulationJob, challenge: Pairs) -> ChallengePairs:
-    """Return the challenge pairs that form groups of classifiers, and those that compare groups.
+    """Return the challenge pairs to group classifiers by, and those to compare the groups on.
 
     If the groups are the most and the least accurate classifiers on challenge pairs, the two sets
     are disjoint halves, so that groups are not compared on the pairs that they were selected on.
@@ -118,9 +118,8 @@ def challenge_pairs_by_use(config: PopulationJob, challenge: Pairs) -> Challenge
         challenge: All pairs of the challenge set: pairs of sentences that a heuristic gets wrong.
     """
     pairs = challenge.select(config.pairs.label, config.pairs.heuristic)
-    # Classifiers that are fine-tuned from one base are grouped by their accuracy. If they are
-    # fine-tuned from several parents, which were fine-tuned from the base, they are grouped by
-    # their parent, and published ones as the job says.
+    # Classifiers that are fine-tuned from one base are grouped by their accuracy. The groups of
+    # all others are known: each parent has one, and the job lists those of published classifiers.
     is_grouped_by_accuracy = config.population.base is not None and not config.population.parents
     if not is_grouped_by_accuracy:
         return ChallengePairs(to_form_groups=pairs, to_compare=pairs)

@@ -197,7 +197,8 @@ def _dead_latent_loss(
 
     Dead latents have not been active for a long time. Here they are active wherever they are
     positive, so that they get a gradient. The error is 0 for an autoencoder without dead latents.
-    The axes *s are those of a stack of autoencoders, if there is one; *c are the same axes.
+    A stack of autoencoders has axes *s. States have the same axes, or axes of length 1 in their
+    place where all autoencoders of the stack read the same states (*c).
 
     Args:
         sae: One autoencoder or a stack.

@@ -78,7 +78,7 @@ def states_after(
     rows_at_once = max(TOKENS_AT_ONCE // tokens.shape[1], 1)
     states = []
     for batch in tokens.long().split(rows_at_once):
-        states_of_rows = model.head(batch, layer)  # (rows, tokens, d)
+        states_of_rows = model.head(batch, layer)  # runs the blocks up to it: (rows, tokens, d)
         states.append(states_of_rows[:, skip:].flatten(0, 1).float())
     return torch.cat(states)
 

@@ -66,7 +66,8 @@ class ModelScores:
         It is the score that the mean of all other subjects has in each subject, for all stimuli
         and for each resample of the stimuli.
         """
-        return SubjectScores(values=self.ceiling.lower, replicates=self.lower)
+        lower_end_of_resamples = self.lower
+        return SubjectScores(values=self.ceiling.lower, replicates=lower_end_of_resamples)
 
     def best(self, models: Sequence[int]) -> tuple[SubjectScores, Int[Tensor, " s"]]:
         """Return for each subject the score of the best of some models, and its index.

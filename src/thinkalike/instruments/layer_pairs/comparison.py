@@ -173,7 +173,9 @@ class LayerPairComparison:
     def refuse_widths(
         self, measure: AnyMeasure, widths: Sequence[int], names: Sequence[str]
     ) -> None:
-        """End the comparison with an error if the measure cannot compare layers of these widths.
+        """Note an error, which ends this comparison, if layers of these widths do not go together.
+
+        Other comparisons that read the same states go on.
 
         Args:
             measure: The measure.

@@ -140,7 +140,7 @@ def _pairs_at_equal_depth(
     have different lengths and a list skips layers, such as [0, 2, 3], it is the number of the
     layer divided by the greatest number in the list.
     """
-    if _are_numbers(sources) and _are_numbers(targets) and _have_gaps(sources, targets):
+    if _are_numbers(sources) and _are_numbers(targets) and _depth_is_by_number(sources, targets):
         return _pairs_by_number(sources, targets)
     pairs: list[tuple[LayerName, LayerName]] = []
     last_source_index = max(len(sources) - 1, 1)  # 1: a single layer has depth 0
@@ -155,11 +155,12 @@ def _are_numbers(layers: list[LayerName]) -> TypeGuard[list[int]]:
     return all(isinstance(layer, int) for layer in layers)
 
 
-def _have_gaps(sources: Sequence[int], targets: Sequence[int]) -> bool:
+def _depth_is_by_number(sources: Sequence[int], targets: Sequence[int]) -> bool:
     """Return whether the depth of a layer is to be told by its number, not by its place in a list.
 
-    That is the case if the lists have different lengths and one of them skips layers, such as
-    layer 1 in [0, 2, 3]. A list with the embedding, layer -1, counts as complete.
+    That is the case if the lists have different lengths and one of them does not have the first
+    layers of its model without a gap, as [0, 2, 3] has not. A list that begins with the embedding,
+    layer -1, is taken to have them.
 
     Args:
         sources, targets: The numbers of the layers of each model that are compared.

@@ -149,11 +149,11 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         return label
 
     def ranked(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows of a table of layer pairs with the most similar layers first.
+        """Return the rows of a table of layer pairs, first those that answer the user's question.
 
-        If components (heads, MLPs and other hook points) of a model and a changed copy are
-        compared, the question is what changed: those that differ most from the same component of
-        the copy come first.
+        Of two models these are the most similar layers. If each component (a head, an MLP or
+        another hook point) of a model is compared with the same one of a changed copy, the
+        question is what changed, and the components that differ most come first.
         """
         ranked = ranked_layer_pairs(table, smallest_first=self.is_distance)
         has_layer_pairs = set(table) >= LAYER_PAIR  # the columns that name both layers of a row

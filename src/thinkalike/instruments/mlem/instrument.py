@@ -180,7 +180,13 @@ class FeatureProfiles(
     def compare(
         self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
     ) -> None:
-        """Fit everything that a job of these sides fits, so that a forecast can time it."""
+        """Compare features and states as the job does, and return nothing: a forecast times it.
+
+        Args:
+            config: The job.
+            stimuli: The stimuli with their features.
+            sides: The states of each model, or random ones in their place.
+        """
         fit_profiles(config, stimuli, sides)
         split_half_references(config, stimuli, sides)
         importance_given_word(config, stimuli, sides)

@@ -301,11 +301,13 @@ class _SumsOfAgreeing:
     ) -> Callable[[FeatureIndices, FeatureIndices], Float[Tensor, " s"]]:
         """Return a function that sums squared distances over the pairs of stimuli of each class.
 
-        A class is the stimuli with equal levels of all features in `agree`, without those that
-        have an ignored missing value of a feature in `needed`. The function takes `agree` and
-        `needed`, tuples of features. It returns, for each of s sets of stimuli (all and, if there
-        are several folds, all but each fold), the sum over classes of n Σ ‖x‖² - ‖Σ x‖². This is
-        Σ ‖x - y‖² over the pairs of the n states of a class. Results are cached.
+        The function takes two tuples of features, `agree` and `needed`. A class consists of the
+        stimuli that have equal levels of all features in `agree`. A stimulus that lacks a value of
+        a feature in `needed` is in no class, if missing values are to be ignored.
+
+        The function returns the sum for each of s sets of stimuli: all of them and, if there are
+        several folds, those outside of each fold. It is the sum over classes of n Σ ‖x‖² - ‖Σ x‖²,
+        which is Σ ‖x - y‖² over the pairs of the n states x of a class. Results are cached.
         """
         # In panels, as the squares of all states at once would take the memory of the states.
         panels = states.split(ROWS_AT_ONCE)
