@@ -147,7 +147,7 @@ def test_only_a_setting_differs_and_is_named(base, changed, cli, text_files):
     assert "Where?" not in screen
     (result,) = results_in(cli.folder / "results", "diff")
     (row,) = result.tables["settings"].itertuples()
-    assert (row.base, row.changed) == (False, True), "dropout is off"
+    assert (row.base, row.changed) == ("False", "True"), "dropout is off"
 
 
 def test_a_stitch_is_of_a_model_with_its_settings(base, changed):
