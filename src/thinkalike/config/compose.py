@@ -802,13 +802,13 @@ def loading_files_only() -> Iterator[None]:
 @contextlib.contextmanager
 def _numbers_as_written() -> Iterator[None]:
     """Let Hydra parse overrides by `NumbersAsWritten` while this is open."""
-    overrides_parser = hydra.core.override_parser.overrides_parser
-    former_visitor = overrides_parser.HydraOverrideVisitor
-    overrides_parser.HydraOverrideVisitor = NumbersAsWritten  # type: ignore[misc]
+    names_in_parser = vars(hydra.core.override_parser.overrides_parser)
+    former_visitor = names_in_parser["HydraOverrideVisitor"]
+    names_in_parser["HydraOverrideVisitor"] = NumbersAsWritten
     try:
         yield
     finally:
-        overrides_parser.HydraOverrideVisitor = former_visitor  # type: ignore[misc]
+        names_in_parser["HydraOverrideVisitor"] = former_visitor
 
 
 def register() -> None:
