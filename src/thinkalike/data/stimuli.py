@@ -213,7 +213,7 @@ class Stimuli:
         A group is all stimuli of one text, or of one value of `groups_column`.
         """
         if self.groups_column is None:
-            return torch.from_numpy(np.ascontiguousarray(self.sentence))
+            return self._texts
         return torch.from_numpy(pd.factorize(self.columns_of_items()[self.groups_column])[0])
 
     @property
@@ -260,12 +260,12 @@ class Stimuli:
         then, fewer values than there are groups, and more than the feature has levels.
         """
         n_groups = len(self.groups.unique())
+        columns = self.columns_of_items()
         counts = {}
-        for name, column in self.columns_of_items().items():
+        for name, column in columns.items():
             count = column.nunique(dropna=False)
             if FEWEST_GROUPS <= count < n_groups and self.kinds.get(name) != "continuous":
                 counts[name] = count
-        columns = self.columns_of_items()
         features_by_column: dict[str, list[str]] = {}
         for feature in self.names:
             levels = self.features[feature]
@@ -294,10 +294,15 @@ class Stimuli:
         Texts are the groups by default. Otherwise the stimuli of a text may be alike as well,
         unless each text has one stimulus.
         """
-        texts = torch.from_numpy(np.ascontiguousarray(self.sentence))
+        texts = self._texts
         if self.groups_column is None or len(texts.unique()) == len(self):
             return None
         return texts
+
+    @property
+    def _texts(self) -> Int[Tensor, " n"]:
+        """The number of the text of each stimulus."""
+        return torch.from_numpy(np.ascontiguousarray(self.sentence))
 
     def name_of_row(self, number: int) -> str:
         """Return what errors call the states of a stimulus: by its word.

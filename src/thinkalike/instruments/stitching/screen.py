@@ -449,12 +449,13 @@ def show_asymmetry(table: pd.DataFrame) -> None:
             continue
         index = int(table[name].abs().argmax())
         row = table.iloc[index]
-        unit = "bits per byte"
+        unit = _unit_of_penalty(table)
         scale = 1.0
-        if name == "asymmetry" or {"target_loss", "target_bits_per_byte"} <= set(table):
-            unit = _unit_of_penalty(table)
-        if name != "asymmetry" and unit != "bits per byte":
-            scale = _nats_per_token_of_target(row)
+        if name == "asymmetry_bits_per_byte":
+            if {"target_loss", "target_bits_per_byte"} <= set(table):
+                scale = _nats_per_token_of_target(row)
+            else:
+                unit = "bits per byte"
         value = scale * float(row[name])
         low = scale * float(row[f"{name}_low"])
         high = scale * float(row[f"{name}_high"])

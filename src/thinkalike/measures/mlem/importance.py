@@ -347,11 +347,12 @@ def _is_constant_in_each(
 
     Missing values count as one value.
     """
-    _, first_of_each = np.unique(groups.cpu().numpy(), return_index=True)
-    _, group_of = groups.cpu().unique(return_inverse=True)
+    _, first_of_group, group_of = np.unique(
+        groups.cpu().numpy(), return_index=True, return_inverse=True
+    )
     numbers = values.cpu().nan_to_num(torch.inf)
-    value_of_group = numbers[torch.from_numpy(first_of_each)]
-    return (numbers == value_of_group[group_of]).all(0)
+    first_in_its_group = torch.from_numpy(first_of_group[group_of])  # for each stimulus
+    return (numbers == numbers[first_in_its_group]).all(0)
 
 
 def _with_inner_folds_in_memory(fold: _HeldOutFold) -> _HeldOutFold:
