@@ -21,7 +21,7 @@ from thinkalike.measures import (
     weighted_tau,
 )
 from thinkalike.measures.distances.crossnobis import crossnobis, noise_covariance
-from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.measures.distances.neural import NeuralDistances, upper_triangle_indices
 from thinkalike.measures.distances.ranks import levels_of
 
 
@@ -221,6 +221,16 @@ def test_near_duplicates_stay_apart(distance):
     more = [states + factor * size * torch.randn(20, 32, dtype=torch.float64) for factor in (1, 2)]
     vector = NeuralDistances.of(torch.cat([states, *more]), distance).vector()
     assert len(vector.unique()) == len(vector)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_ranks_of_distances_are_those_of_the_tied_distances(dtype):
+    """Of a grid, whose equal distances rounding takes apart, and of states whose distances lie densely."""
+    for layer in (grid_at(torch.full((3,), 1000.0, dtype=dtype)), torch.randn(90, 8).to(dtype)):
+        distances = NeuralDistances.of(layer)
+        pairs = upper_triangle_indices(len(layer))
+        expected = scipy.stats.rankdata(distances.at(pairs).numpy())
+        assert distances.ranks_at(pairs).numpy() == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_continuum_of_distances_has_no_ties():

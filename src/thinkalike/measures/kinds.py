@@ -649,10 +649,12 @@ def _rounded_fractions(values: np.ndarray) -> np.ndarray:
 
     Whole numbers, infinities and NaN stay as they are.
     """
-    stays_exact = (values == np.round(values)) | ~np.isfinite(values)
-    # By way of text, as `np.round` counts digits after the point and not significant ones.
-    rounded = [float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in values]
-    return np.where(stays_exact, values, rounded)
+    rounded = values.copy()
+    has_fraction = np.isfinite(values) & (values != np.round(values))
+    for row in has_fraction.nonzero()[0]:
+        # By way of text, as `np.round` counts digits after the point and not significant ones.
+        rounded[row] = float(f"{values[row]:.{SIGNIFICANT_DIGITS}g}")
+    return rounded
 
 
 def _read_numbers(column: pd.Series, kind: str, label: str) -> Float[Tensor, " n"]:
@@ -673,12 +675,14 @@ def _read_numbers(column: pd.Series, kind: str, label: str) -> Float[Tensor, " n
         for value in column:
             if isinstance(value, int) and abs(value) > EXACT:
                 raise _beyond_floats(label)
-    try:  # missing values of any kind, such as pd.NA, as None
-        numbers = pd.to_numeric(column.astype(object).where(column.notna(), None))
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"feature {label} is of numbers, and holds something else: {one_line(error)}"
-        ) from error
+    numbers = column
+    if column.dtype not in (np.float64, np.int64):
+        try:  # missing values of any kind, such as pd.NA, as None
+            numbers = pd.to_numeric(column.astype(object).where(column.notna(), None))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"feature {label} is of numbers, and holds something else: {one_line(error)}"
+            ) from error
     values = numbers.to_numpy(dtype=float, na_value=np.nan)
     if kind != "continuous":
         values = _rounded_fractions(values)

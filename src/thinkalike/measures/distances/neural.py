@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinkalike.arguments import check_choice, takes_arrays
 from thinkalike.measures.distances.comparators import TIE_TOLERANCE
-from thinkalike.measures.distances.ranks import with_ties
+from thinkalike.measures.distances.ranks import mid_ranks, with_ties
 from thinkalike.measures.powers_of_two import power_of_two_below
 
 DISTANCES = (
@@ -98,7 +98,8 @@ class NeuralDistances:
         if states.dtype == torch.float32:
             precision = torch.finfo(states.dtype).eps
         states = states.detach().double()
-        sizes = states.abs().amax(1, keepdim=True)
+        # the largest absolute value of each state; `abs` would copy them all
+        sizes = torch.maximum(states.amax(1, keepdim=True), -states.amin(1, keepdim=True))
         if not sizes.isfinite().all():
             raise ValueError(
                 f"states of {name} are not finite: "
@@ -239,6 +240,18 @@ class NeuralDistances:
         squared = self.squared().flatten()[pairs]
         return with_ties(squared, self.rounding(pairs, squared))
 
+    def ranks_at(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """Return the ranks, from 1, of the distances of these pairs of stimuli.
+
+        Ties share the mean of their ranks; distances that differ by rounding alone tie. The ranks
+        are those of `at(pairs)`, for which the distances are sorted only once.
+
+        Args:
+            pairs: For stimuli i and j the flat index i n + j in an n x n matrix.
+        """
+        squared = self.squared().flatten()[pairs]
+        return mid_ranks(squared, self.rounding(pairs, squared))
+
     def rounding(
         self, pairs: Int[Tensor, " p"], squared: Float[Tensor, " p"]
     ) -> Float[Tensor, " p"]:
@@ -253,8 +266,9 @@ class NeuralDistances:
             squared: The squared distance D² of each pair.
         """
         rounding = TIE_TOLERANCE * squared.abs()
-        first = pairs // len(self)
-        second = pairs % len(self)
+        n = len(self)
+        first = pairs // n
+        second = pairs - first * n  # a remainder by % would take three times as long
         if self.error is not None:
             error = self.error[first] + self.error[second]  # e + f
             distance = squared.clamp(min=0).sqrt()

@@ -21,7 +21,7 @@ from thinkalike.measures.distances.neural import (
     NeuralDistances,
     upper_triangle_indices,
 )
-from thinkalike.measures.distances.ranks import mid_ranks, ranks_of_levels
+from thinkalike.measures.distances.ranks import ranks_of_levels
 from thinkalike.measures.hsic import unbiased_from_sums
 from thinkalike.measures.row_groups import SUM_ROUNDING
 
@@ -266,10 +266,9 @@ class TokenRSA(LayerMeasure[_Ranks]):
             ValueError: All distances are equal, or a state is not finite.
         """
         distances = NeuralDistances.of(layer, name=name)
-        squared = distances.squared()
-        pairs = upper_triangle_indices(len(squared), squared.device)  # flat indices of i < j
-        squared_of_pairs = squared.flatten()[pairs]
-        ranks = mid_ranks(squared_of_pairs, distances.rounding(pairs, squared_of_pairs))
+        n = len(distances)
+        pairs = upper_triangle_indices(n, distances.states.device)  # flat indices of i < j
+        ranks = distances.ranks_at(pairs)
         # 2 (rank - mean rank) is a whole number also for ties, so that sums of these are exact.
         doubled = ranks.mul_(2).sub_(len(pairs) + 1)  # the mean rank is (pairs + 1) / 2
         norm = doubled.norm() * 2**0.5  # of the matrix, in which each pair occurs twice
@@ -277,7 +276,7 @@ class TokenRSA(LayerMeasure[_Ranks]):
             raise ValueError(
                 f"the distances of {name}: all {len(doubled)} values are equal and have no ranks"
             )
-        matrix = torch.zeros_like(squared)
+        matrix = doubled.new_zeros(n, n)
         matrix.view(-1)[pairs] = doubled  # the upper triangle
         symmetric = matrix.add_(matrix.T.contiguous())
         return _Ranks(symmetric, norm)

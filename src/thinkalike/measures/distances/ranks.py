@@ -154,32 +154,33 @@ def mid_ranks(
 
 
 def unit_ranks(
-    rows: Iterable[Float[Tensor, " n"]], count: int, name: str = "row", rounding: float = 0.0
+    rows_of_ranks: Iterable[Float[Tensor, " n"]], count: int, name: str = "row"
 ) -> Float[Tensor, "l n"]:
-    """Return the ranks of the values in each row, centred and of norm 1.
+    """Return the ranks in each row, centred and of norm 1.
 
-    Ties share the mean of their ranks. Spearman's ρ of two rows is the inner product of their
-    results.
+    Spearman's ρ of two rows is the inner product of their results.
 
     Args:
-        rows: The rows, all of one length; they may come one at a time, to save memory.
+        rows_of_ranks: The ranks from 1 to n of the values in each row, in which ties share the
+            mean of their ranks, see `mid_ranks`. The rows may come one at a time, to save memory.
         count: How many rows there are, which an iterator does not tell.
         name: What errors call a row, before its index.
-        rounding: Values that differ by at most this share of the larger one are ties.
 
     Raises:
         ValueError: All values of a row are equal.
     """
     unit_vectors = torch.empty(0)  # (l, n) from the first row on, whose device it takes
-    for index, row in enumerate(rows):
-        mean_rank = (len(row) + 1) / 2
-        ranks = mid_ranks(row, rounding).sub_(mean_rank)
-        norm = ranks.norm()
+    for index, ranks in enumerate(rows_of_ranks):
+        mean_rank = (len(ranks) + 1) / 2
+        centred_ranks = ranks - mean_rank
+        norm = centred_ranks.norm()
         if norm == 0:
-            raise ValueError(f"{name} {index}: all {len(row)} values are equal and have no ranks")
+            raise ValueError(
+                f"{name} {index}: all {len(ranks)} values are equal and have no ranks"
+            )
         if index == 0:
-            unit_vectors = ranks.new_empty(count, len(row))
-        torch.div(ranks, norm, out=unit_vectors[index])
+            unit_vectors = centred_ranks.new_empty(count, len(ranks))
+        torch.div(centred_ranks, norm, out=unit_vectors[index])
     return unit_vectors
 
 
@@ -194,8 +195,8 @@ def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor
     refuse_nan(x, "x")
     refuse_nan(y, "y")
     row_count = x.shape[:-1].numel()  # all axes but the last become one axis of rows
-    x_ranks = unit_ranks(x.reshape(row_count, -1), count=row_count, name="x, row")
-    y_ranks = unit_ranks(y.reshape(row_count, -1), count=row_count, name="y, row")
+    x_ranks = unit_ranks(mid_ranks(x.reshape(row_count, -1)), count=row_count, name="x, row")
+    y_ranks = unit_ranks(mid_ranks(y.reshape(row_count, -1)), count=row_count, name="y, row")
     return (x_ranks * y_ranks).sum(-1).view(x.shape[:-1])
 
 

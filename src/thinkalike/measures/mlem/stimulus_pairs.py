@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.measures.distances.neural import NeuralDistances, upper_triangle_indices
-from thinkalike.measures.distances.ranks import spearman_of_patterns, unit_ranks
+from thinkalike.measures.distances.ranks import mid_ranks, spearman_of_patterns, unit_ranks
 from thinkalike.measures.mlem.features import Features, Term, distinct_patterns, predict
 from thinkalike.measures.mlem.sums import level_counts, normal_equations, sums_of_given_pairs
 
@@ -94,17 +94,9 @@ class StimulusPairs:
 
         Pairs are in the order of `pair_indices`.
         """
-        return torch.stack(list(self._squared_distances_by_layer()))
-
-    def _squared_distances_by_layer(self) -> Iterable[Float[Tensor, " p"]]:
-        """Return the squared distances of the pairs in one layer after another.
-
-        Those that were given when this object was made are returned again. Otherwise each layer's
-        are computed when it is its turn, so that a single layer is in memory.
-        """
         if self._known_squared_distances is not None:
             return self._known_squared_distances
-        return (layer.at(self.pair_indices) for layer in self.layers)
+        return torch.stack([layer.at(self.pair_indices) for layer in self.layers])
 
     @cached_property
     def ranks(self) -> Float[Tensor, "l p"]:
@@ -115,8 +107,12 @@ class StimulusPairs:
         Raises:
             ValueError: All distances of a layer are equal.
         """
+        if self._known_squared_distances is not None:
+            rows_of_ranks: Iterable[Tensor] = map(mid_ranks, self._known_squared_distances)
+        else:  # each layer's distances are computed when it is its turn, to save memory
+            rows_of_ranks = (layer.ranks_at(self.pair_indices) for layer in self.layers)
         return unit_ranks(
-            self._squared_distances_by_layer(),
+            rows_of_ranks,
             count=len(self.layers),
             name="the distances of layer",  # in errors, which add the number of the layer
         )
