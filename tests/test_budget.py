@@ -60,7 +60,9 @@ def composed(script, *words):
 
 def test_times_are_read_and_said():
     assert [budget.seconds_of_budget(each) for each in ("90s", "10min", "2h")] == [90, 600, 7200]
-    assert [forecast.duration_in_words(each) for each in (45.2, 240.0, 468e3)] == [
+    assert [forecast.duration_in_words(each) for each in (0.0, 0.25, 45.2, 240.0, 468e3)] == [
+        "0 seconds",
+        "0.25 seconds",
         "45 seconds",
         "4 minutes",
         "130 hours",

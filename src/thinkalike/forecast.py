@@ -270,8 +270,10 @@ def _with_work(job: ForecastJob, kind: AnyInstrument, config: JobConfig, shapes:
 
 def duration_in_words(seconds: float) -> str:
     """Return a time in its largest fitting unit, such as 40 minutes."""
-    units = [(HOUR, "hours"), (60, "minutes"), (1, "seconds")]
-    size, unit = next((size, unit) for size, unit in units if seconds >= 2 * size - 1)
+    size, unit = 1, "seconds"
+    for larger_size, larger_unit in ((60, "minutes"), (HOUR, "hours")):
+        if seconds >= 2 * larger_size - 1:
+            size, unit = larger_size, larger_unit
     number = f"{seconds / size:.2g}" if seconds < 100 * size else f"{seconds / size:,.0f}"
     return f"{number} {unit}"
 
@@ -320,7 +322,7 @@ def summary_lines(plan: Forecast, seconds: float | None = None) -> list[str]:
         for gpu in PEAKS:
             hours = plan.hours(gpu)
             lines.append(f"{hours:.2g} hours on one 80 GB {gpu} at {SHARE_OF_PEAK:.0%} of its peak")
-    if seconds is not None:
+    if seconds is not None and count:
         time = duration_in_words(seconds)
         lines.append(f"about {time} on this machine, as small steps of it were timed")
 

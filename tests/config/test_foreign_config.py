@@ -402,6 +402,15 @@ def test_a_setting_that_is_a_text_is_read_as_a_file_writes_it(cli):
     assert settings["data"]["name"] == 3, "the text of a file that another one overrides is not used"
 
 
+@pytest.mark.parametrize("text", every_second(["no", "yes", "on", "OFF", "True", "TRUE", "false"]))
+def test_a_truth_value_is_a_text_where_the_setting_is_one(text, cli):
+    """The branch `no` of a repository, for instance, is the word that YAML reads as false."""
+    folder_of(cli, {"mine": f"{ANALYZE}store: {text}\nforce: {text}\nmodel: {{name: gpt2, revision: {text}}}"})
+    settings = yaml.safe_load(cli("analyze.py", "-cd", "own", "-cn", "mine", "--cfg", "job").stdout)
+    assert (settings["store"], settings["model"]["revision"]) == (text, text)
+    assert settings["force"] is (text in ("yes", "on", "True", "TRUE"))
+
+
 OPTION = "defaults: [schema, _self_]\nname: mine\nfamily: gpt2\nhub_id: org/name\nrevision: "
 CHOSEN = {  # the words of a command line, and the revisions of both models
     "model=a target.name=x": ("1.10", "1.10"),

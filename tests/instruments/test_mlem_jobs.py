@@ -474,6 +474,20 @@ def test_a_feature_matters_only_where_states_depend_on_it(seed):
         assert re.search(says, " ".join(str(result).split()))
 
 
+@pytest.mark.parametrize(
+    "names", with_slow([("\u00e9", "e\u0301"), ("\ufb01", "fi"), ("\u00aa", "a")], ("\ufb01", "fi"), ("\u00aa", "a"))
+)
+def test_features_may_have_names_that_python_takes_for_one(names):
+    """Python normalises identifiers, so such names cannot be the fields of one tuple."""
+    states, table = random_stimuli(0, 20)
+    renamed = table.rename(columns=dict(zip("FG", names, strict=True)))
+    settings = {"references": 2, "alphas": [1.0], "permutations": 1, "folds": 2}
+    expected = thinkalike.mlem(states, stimuli=table, **settings)
+    found = thinkalike.mlem(states, stimuli=renamed, **settings)
+    assert found.tables["scores"].equals(expected.tables["scores"])
+    assert set(found.table["feature"]) == set(names)
+
+
 @pytest.mark.ci_slow
 def test_what_is_beyond_chance_is_said_where_a_null_was_asked_for():
     for strength, says in [

@@ -266,6 +266,7 @@ def test_what_the_store_has_is_not_to_do(cli, minis, text_files, tmp_path):
     plan = forecast(compose_job("analyze", words))
     assert [job.is_stored for job in plan.jobs] == [True]
     assert summary_lines(plan)[0].startswith("0 of 1 jobs to do: 0 FLOPs")
+    assert cli("analyze.py", *words, "dry_run=true").status == 0
     assert not forecast(compose_job("analyze", [*words, "force=true"])).jobs[0].is_stored
 
 

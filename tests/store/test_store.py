@@ -480,6 +480,17 @@ def test_results_are_chosen_and_sorted(store, listed, words, keys):
     assert [each["key"] for each in found] == keys.split()
 
 
+@pytest.mark.parametrize(
+    ("value", "keys"),
+    [("a,b", ["commas"]), ("a", ["first"]), ("a,c", ["first", "third"])],
+)
+def test_a_model_may_have_commas_in_its_name(value, keys, tmp_path):
+    for key, name in {"commas": "a,b", "first": "a", "second": "b", "third": "c"}.items():
+        put(tmp_path, "loss", key, [name])
+    query = Query.parsed([str(tmp_path), f"model={value}"])
+    assert [entry.result.key for entry in selected(search(tmp_path), query)] == keys
+
+
 @pytest.mark.parametrize(("file", "text"), [("table.csv", None), ("manifest.json", '{"files": []}')])
 def test_a_damaged_folder_is_named_and_skipped(store, listed, file, text):
     """A file that is gone, and the manifest of another program."""

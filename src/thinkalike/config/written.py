@@ -1,7 +1,7 @@
-"""Numbers as a person wrote them, for settings that are texts.
+"""Numbers and truth values as a person wrote them, for settings that are texts.
 
-YAML and Hydra read `revision: 1.10` as the number 1.1 before anybody knows that a revision is a
-text. So the text of each such number is kept beside the values, by its place, until the schema of
+YAML and Hydra read `revision: 1.10` as the number 1.1, and YAML reads `revision: no` as false,
+before anybody knows that a revision is a text. So the text of each such value is kept beside the values, by its place, until the schema of
 the setting is known.
 """
 
@@ -96,7 +96,7 @@ def _plain(value: object, key_path: KeyPath, texts: NumberTexts) -> object:
 
 
 def texts_of_yaml(content: bytes, settings: object) -> NumberTexts:
-    """Return the texts of those numbers of a YAML file that print as another text.
+    """Return the texts of truth values, and of those numbers that print as another text.
 
     Args:
         settings: What was read from the file.
@@ -106,7 +106,7 @@ def texts_of_yaml(content: bytes, settings: object) -> NumberTexts:
     written_otherwise = {}
     for key_path, text in texts.items():
         value = _value_at(settings, key_path)
-        if _is_number(value) and str(value) != text:
+        if isinstance(value, bool) or (_is_number(value) and str(value) != text):
             written_otherwise[key_path] = text
     return written_otherwise
 
@@ -169,7 +169,9 @@ def restore_texts(
     texts: NumberTexts,
     schema_of: Callable[[KeyPath], tuple[object, KeyPath] | None],
 ) -> None:
-    """Put the text of each number into a composed configuration where the setting is a text.
+    """Put the texts of values into a composed configuration, for the settings that are texts.
+
+    A setting that can be a text or what was read, a number or a truth value, stays as it was read.
 
     Args:
         settings: The plain values of `composed`.
@@ -177,14 +179,18 @@ def restore_texts(
             there, or None.
     """
     for key_path, text in texts.items():
-        is_still_number = _is_number(_value_at(settings, key_path))
-        if not is_still_number:  # a later file or override set another value
+        value = _value_at(settings, key_path)
+        if isinstance(value, bool):
+            types_as_read: set[object] = {bool}
+        elif _is_number(value):
+            types_as_read = {int, float}
+        else:  # a later file or override set another value
             continue
         schema_and_path = schema_of(key_path)
         if schema_and_path is None:
             continue
         types = types_at(*schema_and_path)
-        if str in types and not {int, float} & types:
+        if str in types and not types_as_read & types:
             _set_at(composed, key_path, text)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -122,6 +122,10 @@ def selected(content: StoreContent, query: Query) -> list[ListedResult]:
         ConfigError: no result is of such a kind or model, or the order is unknown.
         StoreError: there are no such results.
     """
+    known_models = {name for entry in content.entries for name in entry.models}
+    whole_value = ",".join(query.models)
+    if whole_value in known_models:  # the name of one model, which has commas
+        query = replace(query, models=(whole_value,))
     _check_known(content, query)
     requested = [entry for entry in content.entries if _matches(entry, query)]
     readable = with_differing(requested, content.skipped)

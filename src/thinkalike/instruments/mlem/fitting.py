@@ -321,7 +321,7 @@ def split_half_references(
     if not config.measure_as(MLEMConfig).references:
         return {}
     # The combination of features of each stimulus as a text, which names its group.
-    combinations = [repr(row) for row in stimuli.features.itertuples(index=False)]
+    combinations = [repr(row) for row in stimuli.features.itertuples(index=False, name=None)]
     return {
         **_columns_of_split_half(REFERENCE, combinations, config, stimuli, sides),
         **_columns_of_split_half(REFERENCE_OF_WORDS, stimuli.words, config, stimuli, sides),
