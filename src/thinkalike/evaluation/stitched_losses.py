@@ -271,7 +271,10 @@ def _stitch_losses(
 def _relative_distance(
     states: Float[Tensor, "b u e"], reference: Float[Tensor, "b u e"]
 ) -> Float[Tensor, "b u"]:
-    """Return ‖s - r‖ / ‖r‖ of each state s and its reference r, in float32."""
+    """Return ‖s - r‖ / ‖r‖ of each state s and its reference r, in float32.
+
+    There are b rows of text, with states (of width e) at u tokens each.
+    """
     difference = states.float() - reference.float()
     return difference.norm(dim=-1) / reference.float().norm(dim=-1)
 

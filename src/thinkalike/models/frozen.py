@@ -479,7 +479,11 @@ class FrozenModel:
         return list(self.sites.at(layers))
 
     def width(self, layer: Layer) -> int:
-        """Return the width of the states of a layer, or of another hook point (a `Place`)."""
+        """Return the width of the states at a layer.
+
+        It is that of the residual stream for the number of a block and for EMBED. A layer may also
+        be another hook point (a `Place`), whose states may have another width.
+        """
         if not isinstance(layer, Place):
             return self.d_model
         # Configurations do not state the width of every hook point, so one token is run.

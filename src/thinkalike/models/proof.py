@@ -152,8 +152,8 @@ def _unchanged_by_reading(model: CutModel) -> Iterator[None]:
     if not _is_equal(before, again):
         allowed = TOLERANCE[model.dtype]
         if not relative_error(again, before) <= allowed:  # NaN fails as well
-            about_hooks = _hooks_in_words(model.module)
-            remedy = about_hooks or "; take that out of its forward"
+            # Both end the sentence, and begin with a semicolon.
+            remedy = _clause_about_hooks(model.module) or "; take that out of its forward"
             raise ModelError(
                 f"{model.name}: two passes over the same tokens give different outputs, as by "
                 f"chance or by what it remembers{remedy}"
@@ -355,7 +355,7 @@ def _check_composition(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> No
                 raise ModelError(
                     f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) "
                     f"differs from the full pass by {error:.1e} of the largest logit (allowed: "
-                    f"{allowed:.0e}){_hooks_in_words(model.module)}"
+                    f"{allowed:.0e}){_clause_about_hooks(model.module)}"
                 )
 
 
@@ -386,10 +386,11 @@ def may_change_states(hook: object, depth: int = DEEPEST_WRAPPER) -> bool:
     return False
 
 
-def _hooks_in_words(module: nn.Module) -> str:
-    """Return the end of an error message: which modules have hooks, and how to remove them.
+def _clause_about_hooks(module: nn.Module) -> str:
+    """Return the last clause of an error: which modules have hooks, and how to remove them.
 
-    Only hooks that may change states are named. "" means that there are none.
+    It begins with a semicolon: "; it has forward hooks on ...". Only hooks that may change states
+    are named. "" means that there are none.
     """
     hooked = []
     for path, submodule in module.named_modules():
@@ -454,7 +455,7 @@ def _check_causal(model: CutModel, tokens: Tokens) -> None:
             "if trained on earlier tokens alone, write is_decoder: true in its config.json; else "
             f"{remedy}"
         )
-    about_hooks = _hooks_in_words(model.module)
+    about_hooks = _clause_about_hooks(model.module)
     raise ModelError(
         f"{model.name} is to predict the next token, but later tokens change its logits by "
         f"{error:.1e} of the largest one, as in an encoder; {remedy}{about_hooks}"

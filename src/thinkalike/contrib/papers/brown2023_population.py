@@ -139,8 +139,10 @@ def _conclude_figure8(experiment: ExperimentRun) -> Conclusion:
     of one group are nearer to each other, and that clusters by distance are the groups.
     """
     population = PopulationResult.of(experiment, "report")  # "report" is the set of held-out texts
-    # A last axis for `grouped`, which keeps all axes but the first two.
-    difference = population.means_by_group(population.distances[..., None]).difference
+    # Means are taken for each entry of the axes after source and target. Two classifiers have a
+    # single distance, for which an axis of length 1 is added.
+    distances = population.distances[..., None]  # (source, target, 1)
+    difference = population.means_by_group(distances).difference  # (1,)
     nearer = judged_claim(
         "models of one group are nearer to each other than models of two",
         [(BELOW_ZERO, difference)],
