@@ -106,8 +106,8 @@ class FrozenModel:
     pair apart; None means that there is no padding and one text.
 
     Attributes:
-        name: The everyday name.
-        family: Where the blocks of the module are.
+        name: What results and errors call the model.
+        family: Where the blocks of the module are, and what the model predicts.
         tokenizer: The Hugging Face tokenizer.
         n_layers, d_model: The number of blocks and the width of the stream.
         vocabulary: The number of rows of the embedding.
@@ -125,7 +125,8 @@ class FrozenModel:
         is_proved: Whether the module is a copy of one that passed, with other weights.
 
     Raises:
-        ModelError: For a few fixed tokens x, tail(l, head(l, x)) is not the full pass.
+        ModelError: For a few fixed tokens x and a layer l, tail(head(x, l), l) is not the output
+            of the full pass.
 
     >>> model = load_model("gelu-3l-mini")
     >>> model.head(torch.zeros(1, 8, dtype=torch.long), 2).shape

@@ -63,7 +63,7 @@ def prove(model: CutModel) -> None:
 
     1. Reading the weights does not change the model (`state_dict()` repacks the weights of some
        quantised modules in place), and all of them are finite.
-    2. At several layers l, tail(l, head(l, x)) is the output of the full pass for the tokens x.
+    2. At several layers l, tail(head(x, l), l) is the output of the full pass for the tokens x.
        head returns the states after block l, and tail makes the output of these states alone.
     3. If the model predicts tokens or a class, and has attention windows, the same holds in the
        middle layer for a row that is longer than its windows (of at most LONGEST_PROOF tokens).
@@ -353,7 +353,7 @@ def _check_composition(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> No
             error = relative_error(composed, full)
             if not error <= allowed:  # NaN fails as well
                 raise ModelError(
-                    f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) "
+                    f"{model.name} cannot be cut at its blocks: tail(head(x, {cut}), {cut}) "
                     f"differs from the full pass by {error:.1e} of the largest logit (allowed: "
                     f"{allowed:.0e}){_clause_about_hooks(model.module)}"
                 )
