@@ -28,7 +28,7 @@ class SAEConfig(Checked, part="sae"):
     activation: Literal["topk", "relu"] = "topk"
     # activation=topk: latents that are active at once
     k: int = setting(8, by_recipe=True, least=1, most=WIDEST)
-    # activation=relu: weight of Σ z ‖direction‖ / d in the loss
+    # activation=relu: weight in the loss of Σ latent × norm of its direction / width of states
     sparsity: float = setting(0.1, least=0)
     # random | least_squares: with a fitted decoder | transferred: from the SAE of another model
     start: Start = "random"
