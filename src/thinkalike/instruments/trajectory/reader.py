@@ -61,8 +61,9 @@ class CheckpointNumbers(TypedDict, total=False):
         states: The states of all tokens by layer, (n, d) each.
         losses: The loss of each token but the first of a row.
         model: What the provenance says of the checkpoint.
-        right: For each task, which stimuli each layer gets right, (l, n).
-        null: For each task, the accuracies of permuted labels in each layer, (l, p).
+        right: For each task, which of its r stimuli a probe of each layer gets right, (l, r).
+        null: For each task, the balanced accuracy of each layer with each of p permutations of the
+            labels, (l, p).
         importance: The importance of each feature in each layer on each fold; missing if it was
             not asked for.
     """
