@@ -15,8 +15,9 @@ that no pair is formed.
 Σ ‖x - y‖² = n Σ ‖x‖² - ‖Σ x‖².
 
 **Scaled features and pairs of levels.** Every regressor, and the squared distance of states, is
-z_i' C z_j of some columns z of each stimulus. With p = 1 where a feature has a value x, counted
-from its mean, and q = 1 where it lacks one that is not ignored (x = 0 there),
+z_i' C z_j of some columns z of each stimulus, with ' for the transpose. With p = 1 where a feature
+has a value x, counted from its mean, and q = 1 where it lacks one that is not ignored (x = 0
+there),
 
 | term | z | z_i' C z_j |
 |---|---|---|
@@ -488,7 +489,7 @@ class _FeatureForms(NamedTuple):
 
         Args:
             product: P = M D' M' for each of s sets of stimuli, where M is the sum of z_i y_i' over
-                the stimuli i of the set. It is symmetric.
+                the stimuli i of the set, and ' stands for the transpose. P is symmetric.
         """
         if self.level_pairs is None:  # the feature is scaled, with one term
             form = product.new_tensor(SQUARED_DIFFERENCE_FORM)  # C
