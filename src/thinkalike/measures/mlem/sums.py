@@ -56,7 +56,7 @@ from thinkalike.measures.mlem.features import (
 
 # The matrix C by which z_i' C z_j is Δ², the squared difference of the stimuli i and j in a scaled
 # feature. z has the columns p, x, x² and q of the table above. C is symmetric.
-SQUARED_DIFFERENCE_FORM = ((0, 0, 1, 1), (0, -2, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))
+SCALED_FORM = ((0, 0, 1, 1), (0, -2, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))
 
 # Pairs whose regressors are in memory at once, with up to this many terms; more terms mean fewer
 # pairs.
@@ -492,9 +492,9 @@ class _FeatureForms(NamedTuple):
                 the stimuli i of the set, and ' stands for the transpose. P is symmetric.
         """
         if self.level_pairs is None:  # the feature is scaled, with one term
-            form = product.new_tensor(SQUARED_DIFFERENCE_FORM)  # C
-            trace = (form * product).sum((1, 2))  # tr(C P), as C is symmetric
-            return trace[:, None] / 2
+            form = product.new_tensor(SCALED_FORM)  # C
+            # The sum of all entries of C times those of P is tr(C P), as C is symmetric.
+            return (form * product).sum((1, 2))[:, None] / 2
         # C of the levels a and b is 1 at (a, b) and (b, a), else 0: tr(C P) / 2 is entry (a, b).
         first, second = self.level_pairs
         return product[:, first, second]
@@ -513,7 +513,7 @@ class _FeatureForms(NamedTuple):
                 feature times the d columns of the other one.
         """
         if other.level_pairs is None:
-            form = shared.new_tensor(SQUARED_DIFFERENCE_FORM)  # D of the other feature; D' = D
+            form = shared.new_tensor(SCALED_FORM)  # D of the other feature; D' = D
             product = shared @ form @ shared.mT  # M D' M'
             return self.sums_with(product)[..., None]
         if self.level_pairs is None:  # only this feature is scaled: exchange the two
