@@ -328,8 +328,8 @@ def row(name: str, source: UnitModel, target: UnitModel, origins: Mapping[int, i
     false_pairs = 0
     for pair in comparison.pairs:
         if origins.get(pair.target.block) == pair.source.block:
-            p_of_origins.append(comparison.p(pair))
-        elif comparison.p(pair) < ALPHA:
+            p_of_origins.append(comparison.corrected_p(pair))
+        elif comparison.corrected_p(pair) < ALPHA:
             false_pairs += 1
     found = sum(p < SURE for p in p_of_origins)
     largest = f"{max(p_of_origins):.0e}" if p_of_origins else "–"
@@ -351,7 +351,7 @@ def least_false(comparison: Comparison, origins: Mapping[int, int]) -> float:
     values = [1.0]
     for pair in comparison.pairs:
         if origins.get(pair.target.block) != pair.source.block:
-            values.append(comparison.p(pair))
+            values.append(comparison.corrected_p(pair))
     return min(values)
 
 

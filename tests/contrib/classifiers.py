@@ -8,7 +8,7 @@ import torch
 import tiny
 from thinkalike.config.parts import model_settings
 from thinkalike.contrib.populations.pair_templates import nli_challenge, nli_training
-from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
+from thinkalike.contrib.populations.pairs import HANS_CLASSES, MNLI_CLASSES, Pairs
 from thinkalike.measures import CKA
 from thinkalike.models.minis import train_tokenizer
 
@@ -88,7 +88,7 @@ def cka_of_transformers(members, pairs, batch, first_only=False, count=None):
 def relabelled(pairs, model):
     """The same texts with the labels that a classifier gives them, so that it is right."""
     names = [model.config.id2label[number] for number in logits_of(model, pairs)[0].argmax(-1).tolist()]
-    if pairs.classes == HANS:
+    if pairs.classes == HANS_CLASSES:
         names = [name if name == "entailment" else "non-entailment" for name in names]
     labels = torch.tensor([pairs.classes.index(name) for name in names])
     return Pairs(pairs.premises, pairs.hypotheses, labels, pairs.classes, pairs.heuristics, pairs.subcases)
@@ -102,7 +102,7 @@ def of_the_hub(rows) -> pd.DataFrame:
     """The table of a data set of the hub: rows of premise, hypothesis and label; of HANS also heuristic, subcase."""
     names = ["premise", "hypothesis", "label", "heuristic", "subcase"]
     frame = pd.DataFrame(rows, columns=names[: len(rows[0])])
-    classes = HANS if len(rows[0]) > 3 else MNLI
+    classes = HANS_CLASSES if len(rows[0]) > 3 else MNLI_CLASSES
     return frame.assign(label=[classes.index(name) if name in classes else -1 for name in frame["label"]], genre="x")
 
 

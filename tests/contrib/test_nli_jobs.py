@@ -31,7 +31,7 @@ from thinkalike.contrib.populations.config import PopulationMeasureConfig
 from thinkalike.contrib.populations.encoding import encode_pairs
 from thinkalike.contrib.populations.member_likeness import likeness_of_members
 from thinkalike.contrib.populations.pair_templates import nli_challenge, nli_training
-from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
+from thinkalike.contrib.populations.pairs import HANS_CLASSES, MNLI_CLASSES, Pairs
 from thinkalike.job import Work
 from thinkalike.job.inputs import key_of
 from thinkalike.models.load import load_model
@@ -99,10 +99,10 @@ def test_penalties_are_those_of_whole_stitched_models(pairs, members, whole):
         for b, target in enumerate(models):
             for cut in range(-1, BLOCKS):
                 logits = logits_of(stitched(source, target, cut), pairs[0])[0]
-                found = class_losses(logits, pairs[0].labels, THREE, MNLI)
+                found = class_losses(logits, pairs[0].labels, THREE, MNLI_CLASSES)
                 losses[a, b, cut + 1], correct[a, b, cut + 1] = found.losses, found.correct.double()
                 named = [THREE[place] for place in logits.argmax(-1).tolist()]
-                predicted[a, b, cut + 1] = torch.tensor([MNLI.index(name) for name in named])
+                predicted[a, b, cut + 1] = torch.tensor([MNLI_CLASSES.index(name) for name in named])
     own = torch.arange(4)
     expected = {
         "loss": losses,
@@ -156,12 +156,12 @@ def test_the_challenge_is_the_part_that_is_asked_for(cli, tmp_path, pairs, membe
 @pytest.mark.ci_slow
 def test_two_class_models_are_checked_on_the_whole_challenge(cli, tmp_path, pairs):
     """On the part that is reported on they may well be wrong throughout."""
-    first = write_base(tmp_path / "two", list(HANS))
+    first = write_base(tmp_path / "two", list(HANS_CLASSES))
     four = [write_sibling(tmp_path / name, first, seed) for seed, name in enumerate("abcd")]
     right = relabelled(pairs[1], loaded(first))
     kinds = [f"h{row % 5}" for row in range(len(right))]
     labels = torch.where(torch.tensor([kind == "h0" for kind in kinds]), 1 - right.labels, right.labels)
-    hard = Pairs(right.premises, right.hypotheses, labels, HANS, kinds, right.subcases)
+    hard = Pairs(right.premises, right.hypotheses, labels, HANS_CLASSES, kinds, right.subcases)
     asked = ["measure.side=challenge", "pairs.heuristic=h0", "pairs.label=null"]
     table = cli("analyze.py", *command(tmp_path, (pairs[0], hard), four, *asked)).result.table
     assert table.query("source == target")["accuracy"].max() < 0.2

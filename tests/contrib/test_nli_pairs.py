@@ -14,7 +14,7 @@ from thinkalike.contrib.populations.encoding import encode_pairs, padded_batches
 from thinkalike.contrib.populations.pair_files import pairs_in
 from thinkalike.contrib.populations.pair_sets import _training_pairs, read_pairs
 from thinkalike.contrib.populations.pair_templates import OVERLAP, TEMPLATES, nli_challenge, nli_training
-from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
+from thinkalike.contrib.populations.pairs import HANS_CLASSES, MNLI_CLASSES, Pairs
 from thinkalike.data.grammar import Phrase, finite_verbs, lexicon, noun
 from thinkalike.errors import DataError
 
@@ -300,7 +300,7 @@ def test_classes_and_heuristics_are_balanced_to_one_pair(count):
     for counts, parts in ((labels, 3), (kinds, 6)):
         assert counts.total() == count
         assert {counts.get(key, 0) for key in counts} <= {count // parts, -(-count // parts)}
-    assert (training.classes, challenge.classes) == (MNLI, HANS)
+    assert (training.classes, challenge.classes) == (MNLI_CLASSES, HANS_CLASSES)
     for pairs in (training, challenge):
         assert len(set(pairs.normalised_texts())) == count, "no pair is there twice"
 
@@ -354,7 +354,7 @@ HARD = [
 
 def pairs_of(rows) -> Pairs:
     """By another way than files."""
-    classes = HANS if len(rows[0]) > 3 else MNLI
+    classes = HANS_CLASSES if len(rows[0]) > 3 else MNLI_CLASSES
     columns = [list(column) for column in zip(*(row for row in rows if row[2] in classes), strict=True)]
     labels = torch.tensor([classes.index(label) for label in columns[2]])
     return Pairs(columns[0], columns[1], labels, classes, *columns[3:])
@@ -400,7 +400,7 @@ def test_a_file_that_is_wrong_is_named_with_its_place(ending, old, new, place, t
 
 def test_a_sample_has_distinct_pairs_in_order_fixed_by_its_seed():
     numbers = [str(number) for number in range(50)]
-    pairs = Pairs(numbers, numbers, torch.arange(50) % 3, MNLI)
+    pairs = Pairs(numbers, numbers, torch.arange(50) % 3, MNLI_CLASSES)
     sample = pairs.sample(20, seed=3)
     assert sorted(set(sample.premises), key=int) == sample.premises
     assert len(sample) == 20
@@ -427,7 +427,7 @@ def lettered() -> Pairs:
     """Pairs of 1 to 14 letters each."""
     premises = [" ".join("abcdefgh"[: 1 + row % 8]) for row in range(23)]
     hypotheses = [" ".join("hgfedcba"[: 1 + row % 6]) for row in range(23)]
-    return Pairs(premises, hypotheses, torch.arange(23) % 3, MNLI)
+    return Pairs(premises, hypotheses, torch.arange(23) % 3, MNLI_CLASSES)
 
 
 def test_a_pair_is_cls_premise_sep_hypothesis_sep(tokenizer, lettered):
@@ -441,7 +441,7 @@ def test_a_pair_is_cls_premise_sep_hypothesis_sep(tokenizer, lettered):
 
 
 def test_the_longer_text_of_a_long_pair_is_cut_and_counted(tokenizer):
-    pairs = Pairs(["a b c d e f", "a b", "a"], ["g h", "c d", "a b c d e f g"], torch.tensor([0, 1, 2]), MNLI)
+    pairs = Pairs(["a b c d e f", "a b", "a"], ["g h", "c d", "a b c d e f g"], torch.tensor([0, 1, 2]), MNLI_CLASSES)
     encoded = encode_pairs(pairs, tokenizer, context=8)
     words = [tokenizer.convert_ids_to_tokens(tokens) for tokens in encoded.tokens]
     assert [" ".join(row) for row in words] == [
@@ -471,9 +471,11 @@ def test_batches_hold_each_pair_once_with_what_it_was_encoded_as(size, tokenizer
     assert sizes == sorted(sizes, reverse=True), "the longest first, so that little is padded"
 
 
-FITTED = [(f"The doctor saw poet {n}.", f"Poet {n} danced.", MNLI[n % 3]) for n in range(20)]
-OWN = [(f"The judge heard actor {n}.", f"Actor {n} sang.", MNLI[n % 3]) for n in range(10)]
-OWN_HARD = [(f"Guide {n} met the child .", f"The child met {n} .", HANS[n % 2], "subsequence", "x") for n in range(6)]
+FITTED = [(f"The doctor saw poet {n}.", f"Poet {n} danced.", MNLI_CLASSES[n % 3]) for n in range(20)]
+OWN = [(f"The judge heard actor {n}.", f"Actor {n} sang.", MNLI_CLASSES[n % 3]) for n in range(10)]
+OWN_HARD = [
+    (f"Guide {n} met the child .", f"The child met {n} .", HANS_CLASSES[n % 2], "subsequence", "x") for n in range(6)
+]
 RESPELT = {
     "none": lambda text: text,
     "upper case": str.upper,

@@ -182,9 +182,11 @@ def test_a_start_twice_as_fast_saves_half():
 def test_between_two_looks_it_is_a_line_over_the_logarithm():
     one = StartCurve("a", [0, 1000, 4000], torch.tensor([[0.0], [0.5], [0.7]]), 0.0, 1.0)
     goals = torch.tensor([[0.0], [0.25], [0.5], [0.6], [0.7], [0.71]])
-    assert one.reaches(goals).flatten().tolist() == pytest.approx([0, 500, 1000, 2000, 4000, math.inf])
+    assert one.tokens_to_explain(goals).flatten().tolist() == pytest.approx([0, 500, 1000, 2000, 4000, math.inf])
     falling = StartCurve("a", [0, 1000, 4000, 8000], torch.tensor([[0.0], [0.5], [0.4], [0.7]]), 0.0, 1.0)
-    assert falling.reaches(torch.tensor([[0.45], [0.5]])).flatten().tolist() == pytest.approx([900, 1000]), "first time"
+    assert falling.tokens_to_explain(torch.tensor([[0.45], [0.5]])).flatten().tolist() == pytest.approx([900, 1000]), (
+        "first time"
+    )
 
 
 def test_one_that_never_gets_there_saves_less_than_is_said():

@@ -223,3 +223,11 @@ def test_table_s1_says_how_many_rows_differ(cli, words, monkeypatch):
     claims = cli("analyze.py", "experiment=salle2024/table_s1", *words).result.tables["claims"]
     assert list(claims["verdict"]) == ["does not hold"]
     assert claims["numbers"][0] != "16 of 16 rows"
+
+
+def test_rows_of_table_s1_are_compared_by_sentence_wherever_they_stand(monkeypatch):
+    apart = TABLE_S1.sort_values("Word position", kind="stable", ignore_index=True)
+    monkeypatch.setattr(salle2024_words.pd, "read_csv", lambda *_, **__: apart)
+    config = composed("experiment=salle2024/table_s1", entry="analyze")
+    (claim,) = salle2024_words._conclude_table_s1(ExperimentRun(config, {})).claims
+    assert (claim.verdict, claim.numbers) == ("holds", "16 of 16 rows")

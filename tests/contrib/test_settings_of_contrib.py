@@ -208,6 +208,8 @@ IMPOSSIBLE = [  # by the key that the message names
     ("population.per_group", PopulationConfig, {"base": "bert-mini", "size": 4, "per_group": 3}),
     ("population.heuristic", PopulationConfig, {"heuristic": [-1]}),
     ("population.parents", PopulationConfig, {"base": "bert-mini", "parents": {"G": []}}),
+    ("population.null", PopulationConfig, {"base": "bert-mini", "parents": {"G": [], "H": []}, "null": ["G", "H"]}),
+    ("population.null", PopulationConfig, {"base": "bert-mini", "parents": {"G": [], "H": []}, "null": ["G", "G"]}),
     ("model.pretrain_vocabulary", PretrainedModel, {"pretrain_vocabulary": 3}),
 ]
 

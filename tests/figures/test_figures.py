@@ -122,7 +122,7 @@ def ruler():
         for name, value in points.items():
             rows += [(model, layer, name, value) for layer in layers]
     points = pd.DataFrame(rows, columns=["model", "layer", "calibration_point", "value"])
-    figures.ruler(table, points, 144.0, NOWHERE, "residual R²")
+    figures.calibrated_layer_pairs(table, points, 144.0, NOWHERE, "residual R²")
 
 
 def shifts():

@@ -15,7 +15,7 @@ from thinkalike.config.groups import (
 )
 from thinkalike.config.jobs import AnalyzeConfig, JobConfig, TrainConfig
 from thinkalike.config.parts import (
-    RUNS,
+    RUN_SETTINGS,
     DataConfig,
     LoggerConfig,
     MeasureConfig,
@@ -49,7 +49,7 @@ def compose_job(entry_point: str, overrides: Iterable[str], **parts: Checked) ->
 __all__ = [
     "CONF",
     "MEASURES",
-    "RUNS",
+    "RUN_SETTINGS",
     "SUBJECTS",
     "TASKS",
     "AnalyzeConfig",

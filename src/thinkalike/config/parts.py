@@ -29,8 +29,9 @@ from thinkalike.shards.index import holds_states
 COUNTS = 10**12
 TOKENS_AT_ONCE = 10**8
 CONTEXT = 10**7
-# settings that say how a model runs, and not which it is
-RUNS = ("dtype", "device", "context")
+# settings that say how a model runs, and not which it is: those that an experiment or a population
+# passes on to its models, and all of them
+RUN_SETTINGS = ("dtype", "device", "context")
 HOW_IT_RUNS = ("dtype", "device", "device_map", "quantization", "context", "site", "head")
 # the hub's rule for names of users and repositories
 NAME_ON_HUB = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"

@@ -176,10 +176,9 @@ def _last_break(text: str, start: int, stop: int) -> int:
     """
     middle = (start + stop) // 2
     for separator in ("\n\n", "\n", " "):
-        end = text.rfind(separator, middle, stop) + len(separator)
-        is_found = end > start + 1  # rfind returns -1 otherwise, and the end is 1 at most
-        if is_found:
-            return end
+        position = text.rfind(separator, middle, stop)
+        if position != -1:
+            return position + len(separator)
     return stop
 
 

@@ -479,12 +479,13 @@ class PairedReader:
     ) -> None:
         """Append a document to the token streams of both models, with its tokens aligned.
 
-        Where its tokens stand in the target's stream is noted under the hash of the document.
+        The range of its tokens in the target's stream is stored under the hash of the document.
 
         Args:
-            document_hash: A hash of the document as it stands in the text.
-            text: The document without marks that separate documents, such as "<|endoftext|>".
-            target, source: Its tokens, to which EOS of each model is added here.
+            document_hash: A hash of the document as it was read, which may begin or end with a
+                mark that separates documents, such as "<|endoftext|>".
+            text: The document without such marks.
+            target, source: The tokens of `text`, to which EOS of each model is added here.
         """
         target_ids = np.array([*target.ids, self.end], np.int32)
         source_ids = np.array([*source.ids, self.source_end], np.int32)
@@ -551,9 +552,10 @@ def tokenised_texts(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> li
         tokenizer: A `tokenizers.Tokenizer`.
         texts: The texts.
     """
-    # Any normaliser may be one that composes characters, such as a letter and its accent.
+    # Any normaliser may join a letter and its accent to one character, and then leaves the accent
+    # out of offsets. So alignment takes both for one character if there is a normaliser.
     composes = tokenizer.normalizer is not None
-    # None would be an id that the tokenizer does not know.
+    # By its type it may return None, for an unknown id. The ids of encodings are all known.
     token_of_id = cast(Callable[[int], str], tokenizer.id_to_token)
     tokenised = []
     for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):

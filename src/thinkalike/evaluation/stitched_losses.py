@@ -21,7 +21,8 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.processes import counted
 
 STATE_COPIES = 6
-"""For each layer pair: mapped and last states of two kinds of maps, and two of parts of them."""
+"""So many states for each layer pair are in memory at once: the mapped states and those after the
+last block, of two kinds of maps, and two copies of parts of them."""
 
 StateMaps = Sequence[Callable[[Tensor], Tensor]]
 """One map from source states to target states for each layer pair."""
@@ -184,11 +185,12 @@ def _losses_of_maps(
     batch: _Batch,
     pair_groups: Sequence[list[int]],
 ) -> dict[str, Float[Tensor, "pairs b u"]]:
-    """Return the losses of the maps of one name, on the CPU, for each layer pair (u = t - 1).
+    """Return the losses of the maps of one name, on the CPU, for each layer pair.
 
-    The loss is that of the target if a map's output replaces the output of its block. The result
-    has one entry, of the name of the maps. For the name `stitch` it also has the KL divergence and
-    the distances from the target's own output and states.
+    The loss is that of the target if a map's output replaces the output of its block, at each
+    token of b rows but the first (u of them). The result has one entry, of the name of the maps.
+    For the name `stitch` it also has the KL divergence and the distances from the target's own
+    output and states.
 
     Args:
         target: The model into which the maps' output enters.
@@ -271,7 +273,10 @@ def _stitch_losses(
 def _relative_distance(
     states: Float[Tensor, "b u e"], reference: Float[Tensor, "b u e"]
 ) -> Float[Tensor, "b u"]:
-    """Return ‖s - r‖ / ‖r‖ of each state s and its reference r, in float32."""
+    """Return ‖s - r‖ / ‖r‖ of each state s and its reference r, in float32.
+
+    There are b rows of text, with states (of width e) at u tokens each.
+    """
     difference = states.float() - reference.float()
     return difference.norm(dim=-1) / reference.float().norm(dim=-1)
 

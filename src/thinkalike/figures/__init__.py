@@ -7,12 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from thinkalike.figures.layers import calibrated_layer_pairs as calibrated_layer_pairs
     from thinkalike.figures.layers import changes as changes
     from thinkalike.figures.layers import components as components
     from thinkalike.figures.layers import layer_heatmaps as layer_heatmaps
     from thinkalike.figures.layers import layer_pairs as layer_pairs
     from thinkalike.figures.layers import profiles as profiles
-    from thinkalike.figures.layers import ruler as ruler
     from thinkalike.figures.layers import shifts as shifts
     from thinkalike.figures.layers import similarity as similarity
     from thinkalike.figures.lineage import family as family
@@ -34,7 +34,7 @@ MODULE_OF_NAME = {
     "layer_heatmaps": "layers",
     "layer_pairs": "layers",
     "profiles": "layers",
-    "ruler": "layers",
+    "calibrated_layer_pairs": "layers",
     "shifts": "layers",
     "similarity": "layers",
     "family": "lineage",

@@ -536,7 +536,7 @@ def draw_band(axes: Axes, rows: pd.DataFrame, column: str, label: str, **style: 
     axes.fill_between(positions, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def ruler(
+def calibrated_layer_pairs(
     table: pd.DataFrame,
     points: pd.DataFrame,
     documents: float,

@@ -6,7 +6,14 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from thinkalike.config import AnalyzeConfig, JobConfig, ModelConfig, model_named, settings_of
+from thinkalike.config import (
+    AnalyzeConfig,
+    JobConfig,
+    ModelConfig,
+    measure_schema,
+    model_named,
+    settings_of,
+)
 from thinkalike.config.completing import completed_for_instrument
 from thinkalike.config.parts import HOW_IT_RUNS
 from thinkalike.errors import ConfigError, short
@@ -59,6 +66,25 @@ def asked_for(config: JobConfig) -> Sequence[JobConfig]:
         completed_for_instrument(replace(config, models=None, model=source, target=target))
         for source, target in pairs
     ]
+
+
+def jobs_of_model_pairs(config: AnalyzeConfig) -> list[AnalyzeConfig]:
+    """Return a job of CKA for each pair of the models that `models=[...]` lists.
+
+    It is for a measure that compares all listed models in a single job. The sources and targets of
+    these jobs are the listed models, checked and with all settings filled in. They are the same
+    for every measure of two models, of which CKA is one; the caller replaces the measure.
+
+    Raises:
+        ConfigError: The list is missing, or is one that `asked_for` refuses.
+    """
+    models = config.models or []  # an empty list is refused
+    config_of_pairs = replace(config, models=models, measure=measure_schema("cka")())
+    jobs = []
+    for job in asked_for(config_of_pairs):
+        assert isinstance(job, AnalyzeConfig)
+        jobs.append(job)
+    return jobs
 
 
 def _check_settings_beside_list(config: AnalyzeConfig) -> None:

@@ -17,12 +17,11 @@ from thinkalike.config import (
     JobConfig,
     ModelConfig,
     key_settings,
-    measure_schema,
     settings_of,
 )
 from thinkalike.errors import ConfigError, flat, listed
 from thinkalike.job.instrument import AnyInstrument
-from thinkalike.job.listed_jobs import asked_for, listed_model
+from thinkalike.job.listed_jobs import asked_for, jobs_of_model_pairs, listed_model
 from thinkalike.job.lookup import instrument_of, instrument_of_measure
 from thinkalike.job.reading_job import ReadingJob
 from thinkalike.job.setting_groups import OF_EVERY_JOB, OF_SITES, REPORT_TEXT
@@ -280,13 +279,9 @@ def _jobs_of_listed_models(config: AnalyzeConfig, instrument: AnyInstrument) -> 
     """
     if instrument.of_models != "all":
         return [ReadingJob.of(job) for job in asked_for(config)]
-    # `asked_for` lists the pairs for the measure CKA, which compares two models; the measure of
-    # each of these jobs is then set back.
-    config_of_pairs = replace(config, measure=measure_schema("cka")())
     jobs = []
-    for pair in asked_for(config_of_pairs):
-        if isinstance(pair, AnalyzeConfig):
-            jobs.append(ReadingJob.of(replace(pair, measure=config.measure), instrument))
+    for pair in jobs_of_model_pairs(config):
+        jobs.append(ReadingJob.of(replace(pair, measure=config.measure), instrument))
     return jobs
 
 

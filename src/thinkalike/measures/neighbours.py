@@ -149,9 +149,9 @@ class Ties(NamedTuple):
         rows: The t rows with such a choice.
         candidates: For each of them the rows of its group that are at least as near as its k-th
             neighbour, as indices within the group: first those that are nearer, the nearest first,
-            and then the equally near ones. What follows in shorter lists means nothing.
-        nearer: How many candidates are nearer than the k-th neighbour.
-        at_least_as_near: How many candidates there are.
+            and then the equally near ones. Entries after the first `at_least_as_near` are padding.
+        nearer: How many candidates of each row are nearer than the k-th neighbour.
+        at_least_as_near: How many candidates each row has.
     """
 
     rows: Int[Tensor, " t"]
@@ -164,8 +164,8 @@ class NearestRows(NamedTuple):
     """The k nearest rows of each row of a layer.
 
     Attributes:
-        indices: They, as indices within the group of the row, the nearest first.
-        ties: The rows for which an order of equally near ones decided; None: there are none.
+        indices: The neighbours of each row, as indices within its group, the nearest first.
+        ties: The rows for which the order of equally near rows decided; None: there are none.
     """
 
     indices: Int[Tensor, "kept k"]
@@ -248,10 +248,11 @@ def nearest_rows(
 
 
 def _joined(ties: Sequence[Ties]) -> Ties | None:
-    """Return the rows with equally near neighbours of several blocks of rows; None without any.
+    """Join the ties of several blocks of rows to those of all their rows; None: there are no ties.
 
-    Lists of candidates have one length within a block. Those of blocks with shorter lists are
-    filled up with 0, which means nothing there.
+    Lists of candidates have one length within a block. Shorter ones are padded with zeros at the
+    end. A zero there is not read as the row of index 0, since `at_least_as_near` says how many
+    entries of each list are candidates.
     """
     if not ties:
         return None

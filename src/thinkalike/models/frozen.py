@@ -106,8 +106,8 @@ class FrozenModel:
     pair apart; None means that there is no padding and one text.
 
     Attributes:
-        name: The everyday name.
-        family: Where the blocks of the module are.
+        name: What results and errors call the model.
+        family: Where the blocks of the module are, and what the model predicts.
         tokenizer: The Hugging Face tokenizer.
         n_layers, d_model: The number of blocks and the width of the stream.
         vocabulary: The number of rows of the embedding.
@@ -125,7 +125,8 @@ class FrozenModel:
         is_proved: Whether the module is a copy of one that passed, with other weights.
 
     Raises:
-        ModelError: For a few fixed tokens x, tail(l, head(l, x)) is not the full pass.
+        ModelError: For a few fixed tokens x and a layer l, tail(head(x, l), l) is not the output
+            of the full pass.
 
     >>> model = load_model("gelu-3l-mini")
     >>> model.head(torch.zeros(1, 8, dtype=torch.long), 2).shape
@@ -479,7 +480,11 @@ class FrozenModel:
         return list(self.sites.at(layers))
 
     def width(self, layer: Layer) -> int:
-        """Return the width of the states of a layer, or of another hook point (a `Place`)."""
+        """Return the width of the states at a layer.
+
+        It is that of the residual stream for the number of a block and for EMBED. A layer may also
+        be another hook point (a `Place`), whose states may have another width.
+        """
         if not isinstance(layer, Place):
             return self.d_model
         # Configurations do not state the width of every hook point, so one token is run.

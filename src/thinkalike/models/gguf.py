@@ -500,7 +500,7 @@ def _fill_in(config: PreTrainedConfig, fields: Mapping[str, Value], prefix: str)
         prefix: The architecture's name and a dot, with which names of its fields begin.
 
     Returns:
-        The fields for which the configuration has no entry, as "name=value".
+        The fields for which the configuration has no attribute, as "name=value".
     """
     rope = getattr(config, "rope_parameters", None) or {}
     # Where types of layers have rotary positions of their own, transformers reads them itself.
@@ -515,7 +515,7 @@ def _fill_in(config: PreTrainedConfig, fields: Mapping[str, Value], prefix: str)
             if not _is_read_for_a_layer_type(config, name, value):
                 unread.append(f"{field}={short(value)}")
             continue
-        entry = _entry_for(config, name)
+        attribute = _attribute_of(config, name)
         if name == "key_length":
             # With multi-head latent attention, head_dim is the width of a key's rotated part.
             if hasattr(config, "head_dim") and not hasattr(config, "qk_rope_head_dim"):
@@ -529,8 +529,8 @@ def _fill_in(config: PreTrainedConfig, fields: Mapping[str, Value], prefix: str)
             rotary_width = cast(int, value)
             if rotary_width != width * rope.get("partial_rotary_factor", 1.0):
                 rope["partial_rotary_factor"] = rotary_width / width
-        elif entry:
-            setattr(config, entry, value)
+        elif attribute:
+            setattr(config, attribute, value)
         elif not _has_no_effect(name, value):
             unread.append(f"{field}={short(value)}")
     return unread
@@ -604,13 +604,19 @@ def all_tensors_read(place: str, heads: re.Pattern[str]) -> Iterator[None]:
         yield
 
 
-def _entry_for(config: PreTrainedConfig, name: str) -> str:
-    """Return the name of a configuration's entry for the last part of a GGUF field's name.
+def _attribute_of(config: PreTrainedConfig, name: str) -> str:
+    """Return the name of the attribute of a configuration that holds a setting of a GGUF file.
 
-    "" means that there is none. Both names are the same, except for a norm's epsilon, such as
-    layer_norm_rms_epsilon, whose entry is called rms_norm_eps, for example.
+    It is the same as the name in the file, except for the epsilon of a norm: the file calls it
+    layer_norm_rms_epsilon, for example, and the configuration rms_norm_eps. "" means that the
+    configuration has no such attribute.
+
+    Args:
+        config: The configuration that transformers made of the file.
+        name: The last part of the name of the file's field.
     """
-    for entry in vars(config):
-        if entry == name or (name.endswith("epsilon") and "_eps" in entry):
-            return entry
+    is_epsilon = name.endswith("epsilon")
+    for attribute in vars(config):
+        if attribute == name or (is_epsilon and "_eps" in attribute):
+            return attribute
     return ""

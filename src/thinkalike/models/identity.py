@@ -114,7 +114,9 @@ def _sample_outputs(model: FrozenModel, context: int) -> tuple[Tensor, Tensor]:
     long_row = long_sample_row(model, context)
     short_rows = sample_tokens(model.vocabulary, context)
     with explaining_pass_errors(model.name):
-        return model.head(long_row, model.n_layers - 1), model.full(short_rows)
+        # `head` runs the blocks up to a layer, here all of them.
+        states_after_last_block = model.head(long_row, model.n_layers - 1)
+        return states_after_last_block, model.full(short_rows)
 
 
 def long_sample_row(model: FrozenModel, context: int) -> Tokens:

@@ -54,7 +54,7 @@ class TimedShape(Protocol):
     def operations(self) -> Operations: ...
 
     @property
-    def sizes(self) -> str: ...
+    def config_json(self) -> str: ...
 
 
 def seconds_per_operation(shape: TimedShape, row_length: int) -> float:
@@ -70,7 +70,7 @@ def seconds_per_operation(shape: TimedShape, row_length: int) -> float:
     device = pick_device("auto")
     row_length = min(row_length, shape.context)
     threads = torch.get_num_threads()
-    sizes = shape.sizes or shape.width
+    sizes = shape.config_json or shape.width
     name = f"blocks of {sizes}, rows of {row_length}, {device}, {threads} threads"
     measure = partial(_timed_operation, shape, row_length, device)
     return timed_once(f"{name}, torch {torch.__version__}", measure)
@@ -87,7 +87,7 @@ def _timed_operation(shape: TimedShape, row_length: int, device: str) -> float:
         row_length: The tokens of a row.
         device: Where the blocks run.
     """
-    if shape.sizes:
+    if shape.config_json:
         try:
             return _time_of_blocks(shape, row_length, torch.device(device))
         except Exception as error:  # whatever an architecture raises for constant weights
@@ -106,7 +106,7 @@ def _time_of_blocks(shape: TimedShape, row_length: int, device: torch.device) ->
     Raises:
         Exception: Whatever the libraries raise if the blocks cannot be made or run.
     """
-    config_json = json.loads(shape.sizes)
+    config_json = json.loads(shape.config_json)
     model = meta_model(config_json)
     _fill_weights(model.module, device)
     return _BlockTimer(model, shape, row_length, device).seconds_per_operation()

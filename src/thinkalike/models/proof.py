@@ -63,7 +63,7 @@ def prove(model: CutModel) -> None:
 
     1. Reading the weights does not change the model (`state_dict()` repacks the weights of some
        quantised modules in place), and all of them are finite.
-    2. At several layers l, tail(l, head(l, x)) is the output of the full pass for the tokens x.
+    2. At several layers l, tail(head(x, l), l) is the output of the full pass for the tokens x.
        head returns the states after block l, and tail makes the output of these states alone.
     3. If the model predicts tokens or a class, and has attention windows, the same holds in the
        middle layer for a row that is longer than its windows (of at most LONGEST_PROOF tokens).
@@ -152,8 +152,8 @@ def _unchanged_by_reading(model: CutModel) -> Iterator[None]:
     if not _is_equal(before, again):
         allowed = TOLERANCE[model.dtype]
         if not relative_error(again, before) <= allowed:  # NaN fails as well
-            about_hooks = _hooks_in_words(model.module)
-            remedy = about_hooks or "; take that out of its forward"
+            # Both end the sentence, and begin with a semicolon.
+            remedy = _clause_about_hooks(model.module) or "; take that out of its forward"
             raise ModelError(
                 f"{model.name}: two passes over the same tokens give different outputs, as by "
                 f"chance or by what it remembers{remedy}"
@@ -353,9 +353,9 @@ def _check_composition(model: CutModel, tokens: Tensor, cuts: list[Layer]) -> No
             error = relative_error(composed, full)
             if not error <= allowed:  # NaN fails as well
                 raise ModelError(
-                    f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) "
+                    f"{model.name} cannot be cut at its blocks: tail(head(x, {cut}), {cut}) "
                     f"differs from the full pass by {error:.1e} of the largest logit (allowed: "
-                    f"{allowed:.0e}){_hooks_in_words(model.module)}"
+                    f"{allowed:.0e}){_clause_about_hooks(model.module)}"
                 )
 
 
@@ -386,10 +386,11 @@ def may_change_states(hook: object, depth: int = DEEPEST_WRAPPER) -> bool:
     return False
 
 
-def _hooks_in_words(module: nn.Module) -> str:
-    """Return the end of an error message: which modules have hooks, and how to remove them.
+def _clause_about_hooks(module: nn.Module) -> str:
+    """Return the last clause of an error: which modules have hooks, and how to remove them.
 
-    Only hooks that may change states are named. "" means that there are none.
+    It begins with a semicolon: "; it has forward hooks on ...". Only hooks that may change states
+    are named. "" means that there are none.
     """
     hooked = []
     for path, submodule in module.named_modules():
@@ -454,7 +455,7 @@ def _check_causal(model: CutModel, tokens: Tokens) -> None:
             "if trained on earlier tokens alone, write is_decoder: true in its config.json; else "
             f"{remedy}"
         )
-    about_hooks = _hooks_in_words(model.module)
+    about_hooks = _clause_about_hooks(model.module)
     raise ModelError(
         f"{model.name} is to predict the next token, but later tokens change its logits by "
         f"{error:.1e} of the largest one, as in an encoder; {remedy}{about_hooks}"

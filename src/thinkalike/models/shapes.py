@@ -49,8 +49,9 @@ class Shape:
         parameters: The number of weights; shared weights count once.
         bytes: Their size in the dtype that the configuration asks for.
         context: The most tokens of a row that a job gives the model.
-        operations: Those of its passes.
-        sizes: The config.json from which it is built without weights; "" if that is unknown.
+        operations: The floating-point operations that its passes take for each token.
+        config_json: The config.json from which it is built without weights, as text; "" if that is
+            unknown.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Shape:
     bytes: float
     context: int
     operations: Operations
-    sizes: str = field(default="", repr=False, compare=False)
+    config_json: str = field(default="", repr=False, compare=False)
 
     @property
     def bytes_of_number(self) -> float:
@@ -276,11 +277,14 @@ def shape_from(
         config_json: The contents of config.json.
         name: What the result calls the model; None: its label.
     """
-    sizes_as_text = json.dumps(config_json, sort_keys=True)
-    sizes = _sizes_on_meta_device(sizes_as_text)
+    config_json_as_text = json.dumps(config_json, sort_keys=True)
+    sizes = _sizes_on_meta_device(config_json_as_text)
     if sizes is None:
         return None
     dtype = getattr(torch, config.dtype)
+    # The default where a model takes rows of any length, and where the setting is open.
+    longest_of_model = sizes.longest or DEFAULT_CONTEXT
+    longest_of_setting = config.context or DEFAULT_CONTEXT
     return Shape(
         name=name or label(config),
         layers=sizes.layers,
@@ -288,10 +292,9 @@ def shape_from(
         vocabulary=sizes.vocabulary,
         parameters=sizes.parameters,
         bytes=float(sizes.parameters * dtype.itemsize),
-        # The longest row that the model takes, but no longer than the setting, or its default.
-        context=min(sizes.longest or DEFAULT_CONTEXT, config.context or DEFAULT_CONTEXT),
+        context=min(longest_of_model, longest_of_setting),
         operations=sizes.operations,
-        sizes=sizes_as_text,
+        config_json=config_json_as_text,
     )
 
 
@@ -318,7 +321,7 @@ class _ModelSizes(NamedTuple):
         vocabulary: The rows of the embedding.
         parameters: The number of weights; shared weights count once.
         longest: The longest row of tokens; None: any.
-        operations: The operations of its passes.
+        operations: The floating-point operations that its passes take for each token.
     """
 
     layers: int
@@ -349,7 +352,7 @@ def _sizes_on_meta_device(config_json: str) -> _ModelSizes | None:
     blocks = model.blocks
     embedding = embedding_of(module)
     config = config_of_text_model(module)
-    # The configuration comes first, since some models have an embedding narrower than the stream.
+    # The configuration is asked first, as an embedding may be narrower than the stream.
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
     width = int(width or embedding.shape[1])
     weights_of_blocks = []

@@ -92,8 +92,12 @@ def agreement_table(correlations: pd.DataFrame) -> pd.DataFrame:
 def mean_agreement(correlations: pd.DataFrame) -> Estimate:
     """Return the mean ρ over all pairs of measures and all pairs of models, with an interval.
 
-    The interval is over models. Pairs of models whose ρ is NaN for some measures count with the
-    mean of the others.
+    The interval is a jackknife that leaves out one model at a time, with all its pairs. Pairs of
+    models whose ρ is NaN for some measures count with the mean of the others.
+
+    Args:
+        correlations: A row for each two measures and each pair of models (the columns
+            `MODEL_COLUMNS`), with their `rho`.
     """
     correlations = correlations.dropna(subset="rho")
     mean_rho_of_models = correlations.groupby(MODEL_COLUMNS, sort=False)["rho"].mean()

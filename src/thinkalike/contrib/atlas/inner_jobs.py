@@ -10,7 +10,8 @@ import pandas as pd
 
 from thinkalike.config import MEASURES, AnalyzeConfig, measure_schema
 from thinkalike.contrib.atlas.config import AtlasConfig
-from thinkalike.instruments import asked_for, instrument
+from thinkalike.instruments import instrument
+from thinkalike.job.listed_jobs import jobs_of_model_pairs
 from thinkalike.models.labels import distinct_labels
 from thinkalike.store import Result
 
@@ -63,10 +64,11 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
     the atlas that is also a setting of its measure.
     """
     atlas = config.measure_as(AtlasConfig)
-    config_of_pairs = _jobs_of_model_pairs(config)  # the job, with one pair of models each
+    # A job for each pair of models. Its measure is replaced by each measure of the atlas in turn.
+    jobs_of_pairs = jobs_of_model_pairs(config)
     models = {}  # by their text, as configurations of models are not hashable
-    for pair_config in config_of_pairs:
-        for model in (pair_config.model, pair_config.target):
+    for job_of_pair in jobs_of_pairs:
+        for model in (job_of_pair.model, job_of_pair.target):
             models[repr(model)] = model
     # Names are made for all models together, so that no two models have the same name.
     names = distinct_labels(list(models.values()))
@@ -79,33 +81,15 @@ def inner_jobs(config: AnalyzeConfig) -> list[MeasureJob]:
         settings_class = measure_schema(measure)
         names_in_both = atlas_settings & {field.name for field in fields(settings_class)}
         measure_settings = settings_class(**{name: getattr(atlas, name) for name in names_in_both})
-        for pair_config in config_of_pairs:
+        for job_of_pair in jobs_of_pairs:
             jobs.append(
                 MeasureJob(
                     measure,
-                    source=name_of[repr(pair_config.model)],
-                    target=name_of[repr(pair_config.target)],
-                    config=replace(pair_config, measure=measure_settings),
+                    source=name_of[repr(job_of_pair.model)],
+                    target=name_of[repr(job_of_pair.target)],
+                    config=replace(job_of_pair, measure=measure_settings),
                 )
             )
-    return jobs
-
-
-def _jobs_of_model_pairs(config: AnalyzeConfig) -> list[AnalyzeConfig]:
-    """Return a job for each pair of models of an atlas, with CKA as its measure.
-
-    An atlas applies several measures to every pair of some models. Only the pairs of these jobs
-    are of interest, and they do not depend on the measure. A job must have one, though, and the
-    atlas itself is no measure of two models. So CKA stands for any of them, and the caller
-    replaces it by each measure of the atlas in turn.
-    """
-    cka = measure_schema("cka")()
-    jobs = []
-    # `asked_for` turns a configuration of several models into one for each pair of them. For an
-    # empty list it raises an error; without a list (None) it would return the configuration.
-    for job in asked_for(replace(config, models=config.models or [], measure=cka)):
-        assert isinstance(job, AnalyzeConfig)
-        jobs.append(job)
     return jobs
 
 

@@ -65,6 +65,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         the store has already are not run again.
         """
         jobs = inner_jobs(config)
+        # Results of inner jobs are not printed (`shown`).
         results = run_jobs([job.config for job in jobs], shown=False)
         return {"labels": ", ".join(model_names(jobs)), "parts": FinishedJobs(jobs, results)}
 

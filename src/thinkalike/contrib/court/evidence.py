@@ -60,6 +60,7 @@ class Evidence:
         the source or in the target are left out: massive states (activations) are so large that
         they would decide every measure.
         """
+        # Both have a row for each inner token, and none for other tokens.
         return _is_not_massive(self._evaluation_states, self.target_results.evaluation_states)
 
     @cached_property

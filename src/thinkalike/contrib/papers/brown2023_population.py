@@ -4,9 +4,10 @@ One group generalizes, and the other one uses a heuristic. At mini scale the ans
 groups are children of two parents, which were trained differently from one block on. There is also
 a null that the paper lacks: children of two parents that differ only in the seed.
 
-A cut is the last layer of the source in an identity stitch, or -1 for its embedding. At an early
-cut, at most half of the blocks are the source's. At a late cut, more than three quarters of them
-are, but not all: at the last cut, only the pooler and the classifier are the target's.
+A cut is the number of the source's blocks in an identity stitch. Tables and figures name a cut by
+the last layer of the source, which is -1, the embedding, for no block. At an early cut, at most
+half of the blocks are the source's. At a late cut, more than three quarters of them are, but not
+all: at the last cut, only the pooler and the classifier are the target's.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ EARLY_SHARE = 0.5
 # ... and late cuts more than this.
 LATE_SHARE = 0.75
 
+# What tables and figures call the first cut and the first layer.
 FIRST_CUT = -1
 FIRST_LAYER = 0
 
@@ -139,8 +141,10 @@ def _conclude_figure8(experiment: ExperimentRun) -> Conclusion:
     of one group are nearer to each other, and that clusters by distance are the groups.
     """
     population = PopulationResult.of(experiment, "report")  # "report" is the set of held-out texts
-    # A last axis for `grouped`, which keeps all axes but the first two.
-    difference = population.means_by_group(population.distances[..., None]).difference
+    # Means are taken for each entry of the axes after source and target. Two classifiers have a
+    # single distance, for which an axis of length 1 is added.
+    distances = population.distances[..., None]  # (source, target, 1)
+    difference = population.means_by_group(distances).difference  # (1,)
     nearer = judged_claim(
         "models of one group are nearer to each other than models of two",
         [(BELOW_ZERO, difference)],
@@ -441,7 +445,8 @@ def claim_that_null_flips_fewer_predictions(population: PopulationResult) -> Cla
     target. Flips are counted for stitches in which all blocks but one are the source's.
 
     The null is two groups whose parents differ in nothing but the seed. The share of flips between
-    them must be under a third of the share between two groups with different strategies. The claim
+    them must be under a third of the share between the first of them and the first group outside
+    the null, whose parent has a different strategy. The claim
     is untestable with fewer than three models in a group.
     """
     claim = (
@@ -454,9 +459,12 @@ def claim_that_null_flips_fewer_predictions(population: PopulationResult) -> Cla
         reason = "an interval leaves out a model at a time, so groups must have three"
         return untestable_claim(claim, reason)
 
-    other_strategy = population.group_names[0]
     assert population.config.null is not None
     first_null, second_null = population.config.null
+    # The first group outside the null, of which there is at least one.
+    other_strategy = next(
+        name for name in population.group_names if name not in (first_null, second_null)
+    )
     flips = all_groups.flips[:, :, -2].mean(-1)  # (m, m), at the last cut but one
 
     def excess(models: list[int]) -> float:
@@ -491,7 +499,8 @@ def _mean_between_groups(
         values: A value for each source and target.
         groups: The group of each of the m models.
     """
-    # `grouped` keeps all axes but the first two; here there is none, so one is added.
+    # Means are taken for each entry of the axes after source and target. Here there is no further
+    # axis, so one of length 1 is added.
     cells = grouped(values[..., None], list(groups)).cells.value[..., 0]
     means = symmetric(cells)  # (group, group), the mean of both directions
     names = list(dict.fromkeys(groups))  # in the order of both axes
@@ -602,7 +611,7 @@ def cluster_claims(population: PopulationResult) -> list[Claim]:
     One clustering uses distances from CKA. The other uses identity stitches: the first blocks of a
     source run in front of the last blocks of a target, without a map between. Two models are far
     apart if many predictions change by this. Only late cuts count, at which the source has
-    `LATE_SHARE` of the blocks or more.
+    `LATE_SHARE` of the blocks, rounded down to whole blocks, or more, but not all.
     """
     # (source, target, cut): the share of the pairs of texts whose prediction changes. A cut is the
     # number of blocks of the source; all models of a population have equally many blocks.

@@ -49,7 +49,8 @@ QUESTION_STRENGTH = 4.0
 # By how much the carried direction, with the norm of the native one, does more than a random one.
 BEYOND_RANDOM = "beyond random"
 
-NEXT_TO_NOTHING = 0.1  # share of the natural effect
+# An effect of less than this share of the natural effect, a tenth, is next to nothing.
+NEXT_TO_NOTHING = 0.1
 NEARLY_NO_EFFECT = Bound("within", NEXT_TO_NOTHING)
 
 
@@ -339,10 +340,10 @@ def _claim_about_late_layers(steering: SteeringEffects) -> Claim:
     """Judge the claim that in late layers not even the target's own direction works at the noun.
 
     The native direction, computed in the target from singular to plural, is added at the noun
-    alone. In each layer of the second half it must have less than a tenth of the effect of a
-    plural noun. If so, the cause is not a bad map between the models, but that later tokens have
-    already read the noun. Layer pairs without results are left out; if none is left, the claim is
-    untestable.
+    alone (the position "word"). In each layer of the second half it must have less than a tenth
+    (`NEXT_TO_NOTHING`) of the effect of a plural noun. If so, the cause is not a bad map between
+    the models, but that later tokens have already read the noun. Layer pairs without results are
+    left out; if none is left, the claim is untestable.
     """
     claim = (
         f"{steering.pair.label}: beyond half of the blocks not even the native direction does a "
@@ -363,9 +364,9 @@ def _claim_about_late_layers(steering: SteeringEffects) -> Claim:
     bounds_and_estimates = []
     shares_in_words = []
     for (source_layer, target_layer), effects in effects_by_layers.items():
-        share = steering.shares(effects, level)[NATIVE]
-        bounds_and_estimates.append((Bound("below", NEXT_TO_NOTHING), share))
-        shares_in_words.append(f"{source_layer}→{target_layer} {share:.2f}")
+        estimate = steering.shares(effects, level)[NATIVE]  # the share, with its interval
+        bounds_and_estimates.append((Bound("below", NEXT_TO_NOTHING), estimate))
+        shares_in_words.append(f"{source_layer}→{target_layer} {estimate:.2f}")
     finding = f"share: {', '.join(shares_in_words)}{bonferroni_note(count)}"
     return judged_claim(claim, bounds_and_estimates, finding, steering.units)
 

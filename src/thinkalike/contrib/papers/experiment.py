@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from thinkalike.config import (
-    RUNS,
+    RUN_SETTINGS,
     AnalyzeConfig,
     JobConfig,
     MeasureConfig,
@@ -238,12 +238,14 @@ class Experiment(
         if len(models) == 2 and models[0] == models[1]:
             models = models[:1]
 
-        set_by_user = {*settings_of(config.model), *settings_of(config.target)}
-        # Settings of how models run, such as the precision, apply to any models.
-        chooses_no_model = set_by_user <= set(RUNS)
-        if not models and chooses_no_model:
+        takes_these_models = len(models) in self.accepted_model_counts
+        if not models:
+            # Settings of how models run, such as the precision, apply to the experiment's own
+            # models as well. Any other setting would change what they are.
+            set_by_user = {*settings_of(config.model), *settings_of(config.target)}
+            takes_these_models = set_by_user <= set(RUN_SETTINGS)
             models = [model_named(name, {}) for name in own_names]
-        elif len(models) not in self.accepted_model_counts:
+        if not takes_these_models:
             # An experiment about a population names no models of its own.
             own = ", ".join(own_names) or "the models of population="
             counts = " or ".join(str(count) for count in self.accepted_model_counts)
@@ -434,6 +436,6 @@ def _settings_of_how_models_run(config: AnalyzeConfig) -> dict[str, object]:
     """
     if config.model.name:
         return {}
-    # `RUNS` are the names of the settings that say how a model runs, and not which it is.
-    settings = {name: getattr(config.model, name) for name in RUNS}
+    # `RUN_SETTINGS` are the names of the settings that say how a model runs, and not which it is.
+    settings = {name: getattr(config.model, name) for name in RUN_SETTINGS}
     return {name: value for name, value in settings.items() if value is not None}

@@ -427,12 +427,14 @@ def _layer_contrast(
 ) -> Contrast:
     """Return what a figure needs to show two layers side by side: profiles, and words as points.
 
+    The profile of a layer is the importance of each of f features there.
+
     Args:
         experiment: The experiment, whose models are loaded to get the states of the words.
         stimuli: The words with their features.
         title: The title of the panel.
         pair: The indices of the two layers in `layers`.
-        layers: All layers with their profiles.
+        layers: All layers, with the profile of each.
         score_of_feature: A score of each feature. Words are coloured by their level of the feature
             with the largest score.
     """

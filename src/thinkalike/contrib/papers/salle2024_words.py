@@ -30,15 +30,16 @@ def _conclude_table_s1(experiment: ExperimentRun) -> Conclusion:
     """
     with resources.as_file(resources.files("thinkalike.contrib.papers") / "table_s1.csv") as path:
         published = pd.read_csv(path, dtype=str, keep_default_na=False)
-    sentences = []
-    for _, rows in published.groupby("sentence", sort=False):
-        sentences.append(" ".join(rows["word"]))
+    rows_of_sentences = [rows for _, rows in published.groupby("sentence", sort=False)]
+    sentences = [" ".join(rows["word"]) for rows in rows_of_sentences]
     # Where the grammar can derive a sentence in several ways, the first one counts.
     stimuli = from_sentences([derivations(sentence)[0] for sentence in sentences])
     derived = stimuli.features.astype(object).map(printed)  # as text, as in the published table
     derived.insert(0, "word", stimuli.words)
 
-    is_same = (derived == published[derived.columns]).all(axis=1)
+    # Both tables have the words sentence by sentence, in the same order.
+    in_order_of_sentences = pd.concat(rows_of_sentences, ignore_index=True)
+    is_same = (derived == in_order_of_sentences[derived.columns]).all(axis=1)
     n_same = int(is_same.sum())
     n_rows = len(published)
     claim = exact_claim(

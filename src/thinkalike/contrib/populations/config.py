@@ -233,9 +233,9 @@ class PopulationConfig(Checked, part="population"):
                 nothing but their seed) and does not name two of at least three groups.
         """
         if self.null is not None:
-            # `<`: the groups of the null are a proper subset, so there is at least a third group.
-            names_two_of_several = len(self.null) == 2 and set(self.null) < set(parents)
-            if not names_two_of_several:
+            names_two_groups = len(self.null) == 2 and len(set(self.null)) == 2
+            has_third_group = set(self.null) < set(parents)  # a proper subset
+            if not (names_two_groups and has_third_group):
                 raise ConfigError(
                     f"population.null={self.null} must name two of at least three groups: "
                     f"{', '.join(parents)}"

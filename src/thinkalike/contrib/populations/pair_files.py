@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
+from thinkalike.contrib.populations.pairs import HANS_CLASSES, MNLI_CLASSES, Pairs
 from thinkalike.data.sources import (
     Record,
     json_lines,
@@ -30,7 +30,7 @@ HUB_COLUMNS = ("premise", "hypothesis", "label")  # on the hub, labels are indic
 # What MNLI has instead of a label if its annotators did not agree: as published, and on the hub.
 NO_LABEL = ("-", "-1")
 
-CLASSES = {"mnli": MNLI, "hans": HANS}
+CLASSES = {"mnli": MNLI_CLASSES, "hans": HANS_CLASSES}
 
 
 class HubSet(NamedTuple):
@@ -162,7 +162,7 @@ def _pairs_from(records: Sequence[Record], classes: tuple[str, ...], source: str
     labels = _cells_of_column(records, label_column, source)
     heuristics: list[str] = []
     subcases: list[str] = []
-    if classes == HANS:
+    if classes == HANS_CLASSES:
         heuristics = _cells_of_column(records, "heuristic", source)
         subcases = _cells_of_column(records, "subcase", source)
 
@@ -220,7 +220,7 @@ def _class_numbers(
     for number, name in enumerate(classes):
         number_of_label[name] = number
         number_of_label[str(number)] = number
-    if classes == MNLI:
+    if classes == MNLI_CLASSES:
         number_of_label |= dict.fromkeys(NO_LABEL)
     for row_number, label in enumerate(labels, 1):
         if label not in number_of_label:

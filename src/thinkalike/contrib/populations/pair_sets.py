@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from thinkalike.contrib.populations.config import PairsConfig
 from thinkalike.contrib.populations.pair_files import hub_pairs, pairs_in
 from thinkalike.contrib.populations.pair_templates import HEURISTICS, nli_challenge, nli_training
-from thinkalike.contrib.populations.pairs import HANS, Pairs
+from thinkalike.contrib.populations.pairs import HANS_CLASSES, Pairs
 from thinkalike.digests import content_key
 from thinkalike.errors import ConfigError
 
@@ -16,7 +16,8 @@ PairSplit = Literal["fit", "report", "challenge"]
 """Which pairs: for training, held out, or made to test whether a model relies on a heuristic."""
 
 TOKENS_PER_PAIR = 40  # of MNLI, on average
-PUBLISHED_PAIRS = {"fit": 392_702, "report": 9_815, "challenge": 30_000}  # of MNLI and HANS
+# How many pairs the published data sets have: training and matched held-out set of MNLI, and HANS.
+PUBLISHED_PAIRS = {"fit": 392_702, "report": 9_815, "challenge": 30_000}
 
 
 class TrainingPairs(NamedTuple):
@@ -131,7 +132,6 @@ def count_tokens(config: PairsConfig, split: PairSplit) -> float:
         n_challenge_pairs = min(n_pairs, PUBLISHED_PAIRS[split])
         tokens = TOKENS_PER_PAIR * n_challenge_pairs / len(HEURISTICS)
         if config.label:
-            n_labels = len(HANS)
-            tokens /= n_labels
+            tokens /= len(HANS_CLASSES)  # the labels of the challenge
         return tokens
     return float(TOKENS_PER_PAIR * n_pairs)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 import yaml
 
-from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
+from thinkalike.contrib.populations.pairs import HANS_CLASSES, MNLI_CLASSES, Pairs
 from thinkalike.data.documents import document_fingerprint
 from thinkalike.data.grammar import Phrase, finite_verbs, lexicon, noun
 from thinkalike.errors import DataError
@@ -76,7 +76,7 @@ def nli_training(
     """
     n_lexical = round(lexical * count)
     n_lexical_counterexamples = round(counterexamples * n_lexical)
-    n_entailed, n_neutral, n_contradiction = _equal_shares(count - n_lexical, len(MNLI))
+    n_entailed, n_neutral, n_contradiction = _equal_shares(count - n_lexical, len(MNLI_CLASSES))
     n_overlapping = int(OVERLAP * n_entailed)
     n_counterexamples = round(counterexamples * n_overlapping)
 
@@ -99,7 +99,7 @@ def nli_training(
             _challenge_templates(NOT_ENTAILED_LETTER, "l"), "neutral", n_lexical_counterexamples
         ),
     ]
-    return _draw_pairs(quotas, MNLI, seed, for_challenge=False)
+    return _draw_pairs(quotas, MNLI_CLASSES, seed, for_challenge=False)
 
 
 @lru_cache(maxsize=SETS_IN_MEMORY)
@@ -116,7 +116,7 @@ def nli_challenge(count: int, seed: int = 1) -> Pairs:
         count: How many pairs there are, divided equally between heuristics and classes.
         seed: Decides the pairs and their order.
     """
-    entailment, non_entailment = HANS  # the names of the two classes
+    entailment, non_entailment = HANS_CLASSES  # the names of the two classes
     # The name of a template begins with the letters of its heuristic and of its class: "ln_...".
     class_of_letter = {ENTAILED_LETTER: entailment, NOT_ENTAILED_LETTER: non_entailment}
     letter_pairs = list(itertools.product(HEURISTICS, class_of_letter))  # (heuristic, class)
@@ -126,7 +126,7 @@ def nli_challenge(count: int, seed: int = 1) -> Pairs:
         heuristic_letter, class_letter = letters
         templates = _challenge_templates(class_letter, heuristic_letter)
         quotas.append(Quota(templates, class_of_letter[class_letter], n_pairs))
-    return _draw_pairs(quotas, HANS, seed, for_challenge=True)
+    return _draw_pairs(quotas, HANS_CLASSES, seed, for_challenge=True)
 
 
 def _equal_shares(count: int, n_shares: int) -> list[int]:

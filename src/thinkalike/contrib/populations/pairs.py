@@ -21,8 +21,9 @@ from thinkalike.errors import DataError
 
 log = logging.getLogger(__name__)
 
-MNLI = ("entailment", "neutral", "contradiction")
-HANS = ("entailment", "non-entailment")
+# The names of the classes of the pairs of either data set.
+MNLI_CLASSES = ("entailment", "neutral", "contradiction")
+HANS_CLASSES = ("entailment", "non-entailment")
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from thinkalike.config import RUNS, ModelConfig, settings_of
+from thinkalike.config import RUN_SETTINGS, ModelConfig, settings_of
 from thinkalike.config.groups import with_changes
 from thinkalike.contrib.populations.all_stitches import stitched_members
 from thinkalike.contrib.populations.class_losses import check_labels
@@ -42,7 +42,7 @@ from thinkalike.contrib.populations.pair_sets import (
     count_tokens,
     read_pairs,
 )
-from thinkalike.contrib.populations.pairs import MNLI, Pairs
+from thinkalike.contrib.populations.pairs import MNLI_CLASSES, Pairs
 from thinkalike.data.alignment import check_same_tokenizer
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import Instrument, Outcome, Work
@@ -80,7 +80,7 @@ class Population(
         The job reads no model of its own, but the settings that say how a model runs, such as
         `model.dtype`, apply to the classifiers of the population.
         """
-        return super().settings_read(config) | {f"model.{name}" for name in RUNS}
+        return super().settings_read(config) | {f"model.{name}" for name in RUN_SETTINGS}
 
     def inputs(self, config: PopulationJob) -> Mapping[str, Pairs]:
         """Return the pairs of sentences on which the classifiers of a population are compared.
@@ -317,7 +317,7 @@ def with_run_settings(member: ModelConfig, config: PopulationJob) -> ModelConfig
     if config.model.name:
         return member
     run_settings = {
-        name: value for name, value in settings_of(config.model).items() if name in RUNS
+        name: value for name, value in settings_of(config.model).items() if name in RUN_SETTINGS
     }
     return with_changes(member, run_settings)
 
@@ -368,9 +368,9 @@ def _check_order_of_classes(
     Raises:
         ModelError: The stated order of a model's classes is wrong.
     """
-    if pairs.classes != MNLI:
+    if pairs.classes != MNLI_CLASSES:
         split: PairSplit = "challenge"
-        if len(models[0].classes) == len(MNLI):
+        if len(models[0].classes) == len(MNLI_CLASSES):
             split = "report"  # held-out pairs
         pairs = read_pairs(config.pairs, split)
     sample = pairs.sample(min(PAIRS_CHECKED, len(pairs)), config.seed)

@@ -28,7 +28,7 @@ class SAEConfig(Checked, part="sae"):
     activation: Literal["topk", "relu"] = "topk"
     # activation=topk: latents that are active at once
     k: int = setting(8, by_recipe=True, least=1, most=WIDEST)
-    # activation=relu: weight of Σ z ‖direction‖ / d in the loss
+    # activation=relu: weight in the loss of Σ latent × norm of its direction / width of states
     sparsity: float = setting(0.1, least=0)
     # random | least_squares: with a fitted decoder | transferred: from the SAE of another model
     start: Start = "random"
@@ -147,13 +147,13 @@ class SAEConfig(Checked, part="sae"):
 
     @property
     def evaluation_steps(self) -> list[int]:
-        """The steps at which autoencoders are evaluated, each before it is taken, in rising order.
+        """The numbers of steps after which autoencoders are evaluated, in rising order.
 
-        They are 0, the end of the training, and steps before the end that are a factor √2 apart.
-        Steps that round to the same number count once.
+        They are 0, before the training; all steps; and numbers between them, each by a factor √2
+        smaller than the next one. Numbers that are equal after rounding count once.
         """
-        from_the_end = [round(self.steps * 2 ** (-number / 2)) for number in range(EVALUATIONS)]
-        return sorted({0, *from_the_end})
+        numbers = [round(self.steps * 2 ** (-index / 2)) for index in range(EVALUATIONS)]
+        return sorted({0, *numbers})
 
 
 @dataclass

@@ -27,8 +27,8 @@ class StartCurve:
         start: The name of the start.
         tokens: How many tokens had been read at each evaluation during training, from 0.
         explained: The explained variance at the learning rate that is best at that evaluation.
-        fixed: The operations to make the first weights.
-        per_token: The operations of training on a token.
+        fixed: The floating-point operations to make the first weights.
+        per_token: The floating-point operations of training on a token.
     """
 
     start: str
@@ -45,7 +45,7 @@ class StartCurve:
         """Return the operations to make the first weights and to train on this many tokens."""
         return float(self.operations(torch.tensor(float(tokens))))
 
-    def reaches(
+    def tokens_to_explain(
         self, goals: Float[Tensor, "evaluations seeds"]
     ) -> Float[Tensor, "evaluations seeds"]:
         """Return after how many tokens each seed first explains as much variance as its goals.
@@ -91,7 +91,7 @@ def savings(curve: StartCurve, against: StartCurve) -> Float[Tensor, "evaluation
         against: That of the first weights that it is compared with.
     """
     goals = against.explained.double()
-    tokens_needed = curve.reaches(goals).clamp(max=float(curve.tokens[-1]))
+    tokens_needed = curve.tokens_to_explain(goals).clamp(max=float(curve.tokens[-1]))
     tokens_of_other = torch.tensor(against.tokens, dtype=torch.float64)[:, None]
     saved = 1 - curve.operations(tokens_needed) / against.operations(tokens_of_other)
     return saved[1:]  # at the first evaluation, nothing has been read
@@ -103,11 +103,12 @@ def savings_table(
     """Return the share of operations that each start saves, compared with each earlier start.
 
     A start is how the first weights of an autoencoder are made; earlier ones come before it in the
-    list. The table has a row for each evaluation of each pair of starts, but for the first one,
-    which is before the training. Its column `saved` is the mean over seeds, and `reached` the
-    share of seeds that ever explain as much variance as the earlier start; for the remaining
-    seeds, `saved` is too large. The second result is the share that each seed saves, for the same
-    rows.
+    list. The table has a row for each pair of starts and each evaluation of the earlier start,
+    without its first evaluation, which is before the training. Its column `saved` is the mean over
+    seeds, and `reached` the share of seeds that ever explain as much variance as the earlier
+    start. Of the remaining seeds, all operations of their training count as what they need, so
+    that their `saved` is too large. The second result is the share that each seed saves, for the
+    same rows.
     """
     tables = []
     saved_by_seed = []
@@ -115,7 +116,8 @@ def savings_table(
         saved = savings(curve, against)  # without the first evaluation
         saved_by_seed.append(saved)
         tokens = against.tokens[1:]
-        tokens_needed = curve.reaches(against.explained.double())  # infinite if never reached
+        # (evaluations, seeds); infinite where a seed never explains as much
+        tokens_needed = curve.tokens_to_explain(against.explained.double())
         is_reached = tokens_needed.isfinite()[1:]
         tables.append(
             pd.DataFrame(

@@ -45,6 +45,7 @@ STEPS = 16
 """So many tokens follow each beginning."""
 
 MEAN_LENGTH_OF_BEGINNING = 2
+"""About how many tokens a beginning has, for forecasts."""
 
 TOKENS_LISTED = 25
 """At most so many tokens that rise are listed, and as many that fall."""
@@ -73,14 +74,15 @@ def add_what_was_taught(
     """Add to the observations what the change taught the model, as tables and headline numbers.
 
     The table `continuations` has texts that exaggerate the change: each token is chosen by the
-    logits of the changed model plus a multiple of their difference from the base's. If there is a
-    null, the table `taught` has the tokens that become more or less likely than by random changes.
+    logits of the changed model plus a multiple of their difference from the base's. The null of
+    the tests is models with random changes of the same size. If there are such models, the table
+    `taught` has the tokens that become more or less likely than in them.
 
     Args:
-        observed: The observations of the two models, which have the runs of the null. Its fields
-            `taught_tables` and `taught_numbers` are set.
+        observed: The observations of the base, of the changed model, and of the models with random
+            changes. Its fields `taught_tables` and `taught_numbers` are set.
         batches: The first rows of text, with the states of both models.
-        models: The models of the null; None: there is no null, and so no test.
+        models: Opens the models with random changes; None: there are none, and so no test.
     """
     tables = {"continuations": _table_of_continuations(observed, models)}
     numbers: dict[str, float] = {}
@@ -98,8 +100,9 @@ def _table_of_taught_tokens(
 ) -> tuple[pd.DataFrame, dict[str, float]]:
     """Return the tokens that rise and fall most beyond the null, and how many do.
 
-    `shift` is the mean change of the log-probability in nats, `beyond` how far it is beyond that
-    of the median token and of the null, and `rises_at` the share of predictions at which it rises.
+    The null is models with random changes of the same size. `shift` is the mean change of the
+    log-probability in nats, `beyond` how far it is beyond that of the median token and of the
+    null, and `rises_at` the share of predictions at which it rises.
     Of the tokens that are beyond the null, at a false discovery rate of `LEVEL`, those come first
     that rise most, then those that fall most.
     """
@@ -237,7 +240,9 @@ def _tokens_of_beginning(model: FrozenModel, text: str) -> list[int]:
 
 
 def _random_model(base: FrozenModel, models: NullModels) -> FrozenModel:
-    """Return a model of the null that can be read beside the base: the first of the first kind.
+    """Return a model with random changes that can be read beside the base.
+
+    It is the first of the first kind of random changes.
 
     Random changes are made in the weights of the base itself and are undone when the context
     closes. A copy of the changed base is returned then.

@@ -164,7 +164,7 @@ class LayerPairs(PairMeasure[Settings]):
         """Draw a map of the layer pairs, and the equivalent bit widths if the result has them."""
         super().draw(result, folder)
         if "equivalent_bits" in result.tables:
-            figures.ruler(
+            figures.calibrated_layer_pairs(
                 result.tables["equivalent_bits"],
                 result.tables["calibration_points"],
                 result.scalars["documents_read"],

@@ -168,9 +168,11 @@ class LayerMatrix(Instrument[AnalyzeConfig]):
         similar, and no mean over different layers. The first scalar of the result is then the only
         headline, as for any instrument by default.
         """
-        # `screen` is the module that shows layer pairs to a reader.
+        # `kind` is that of the measure, such as "cka", with which the names of headlines begin.
         headlines = screen.headlines_of(self.kind, result, self.is_distance)
-        return headlines or super().headlines(result)
+        if not headlines:  # a single layer is compared with itself
+            return super().headlines(result)
+        return headlines
 
     def show(self, result: Result) -> None:
         """Print where models are most and least similar, with a map of layers or of components."""

@@ -191,7 +191,7 @@ class Comparison:
     heads: list[PairOfHeads]
     n_head_tests: int
 
-    def p(self, pair: PairOfBlocks) -> float:
+    def corrected_p(self, pair: PairOfBlocks) -> float:
         """Return the p-value of two blocks, corrected for the number of pairs of blocks."""
         return pair.test.corrected_p(self.tests)
 
@@ -292,7 +292,9 @@ def _add_similar_shares(comparison: Comparison) -> None:
         comparison: The comparison, whose pairs are changed.
     """
     source, target = comparison.source, comparison.target
-    targets_with_origin = {pair.target for pair in comparison.pairs if comparison.p(pair) < ALPHA}
+    targets_with_origin = {
+        pair.target for pair in comparison.pairs if comparison.corrected_p(pair) < ALPHA
+    }
     for target_units in target.units:
         if target_units in targets_with_origin:
             continue
@@ -332,7 +334,7 @@ def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
             "target_layer": pair.target.block,
             "source_module": _module_name(pair.source),
             "target_module": _module_name(pair.target),
-            **_columns_of_test(pair.test, comparison.p(pair), pair.similar_share),
+            **_columns_of_test(pair.test, comparison.corrected_p(pair), pair.similar_share),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -400,12 +402,14 @@ def table_of_origins(comparison: Comparison) -> pd.DataFrame:
     Units are the hidden units of a block. The p-value is that of a test whether units of both
     blocks that match by their weights are at the same position in both (or in the same order, if
     the blocks have different numbers of units). The block of the source is that with the smallest
-    p-value. If its p-value is not below `ALPHA` after correction, the
-    target's block has no origin: `source_layer` is NaN and `source_module` is "".
+    p-value; `_rank_of_evidence` chooses between equal ones. If this p-value is not below `ALPHA`
+    after correction, the target's block has no origin: `source_layer` is NaN and `source_module`
+    is "".
 
-    Such a block may still be a copy with reordered units. So `similar_units` is then the largest
-    share of units, in any block of the source, that match at any position. It is NaN if no share
-    was counted, as for blocks with an origin, which do not need it, or with too few units.
+    Such a block may still be a copy with reordered units. So its cell `similar_units` is the
+    largest share of units, over all blocks of the source, that match at any position. The cell is
+    NaN if no share was counted, as for blocks with an origin, which do not need it, or with too
+    few units.
 
     A block with several groups of units, such as experts, has a row for each group.
     """
@@ -413,10 +417,12 @@ def table_of_origins(comparison: Comparison) -> pd.DataFrame:
     for target in comparison.target.units:
         candidates = [pair for pair in comparison.pairs if pair.target == target]
         best = min(candidates, key=_rank_of_evidence)
-        has_origin = comparison.p(best) < ALPHA
-        known_shares = [
+        corrected_p = comparison.corrected_p(best)
+        has_origin = corrected_p < ALPHA
+        similar_shares = [
             pair.similar_share for pair in candidates if pair.similar_share is not None
         ]
+        largest_similar_share = max(similar_shares, default=None)  # None: none was counted
         rows.append({
             "source": comparison.source.name,
             "target": comparison.target.name,
@@ -424,7 +430,7 @@ def table_of_origins(comparison: Comparison) -> pd.DataFrame:
             "target_module": _module_name(target),
             "source_layer": best.source.block if has_origin else math.nan,
             "source_module": _module_name(best.source) if has_origin else "",
-            **_columns_of_test(best.test, comparison.p(best), max(known_shares, default=None)),
+            **_columns_of_test(best.test, corrected_p, largest_similar_share),
         })  # fmt: skip
     return pd.DataFrame(rows)
 

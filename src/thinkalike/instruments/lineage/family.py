@@ -18,11 +18,13 @@ def table_of_relations(comparisons: list[Comparison]) -> pd.DataFrame:
 
     - source, target: the names of the models;
     - blocks: the number of blocks of the model with fewer;
-    - shared_blocks: how many target blocks come from a source block, by a test (its p-value is
-      below `ALPHA`);
+    - shared_blocks: how many target blocks come from a source block: units of both blocks that
+      match by their weights are at the same position in both, with a corrected p-value below
+      `ALPHA`;
     - units_in_place: the share of units at the same position, as a mean over blocks, with 0 for
       blocks without an origin;
-    - lowest_p_corrected: the lowest p-value of two blocks;
+    - lowest_p_corrected: the lowest corrected p-value of this test, over all target blocks and
+      the source blocks that they are compared with;
     - same_stream: whether the coordinates of the embeddings agree in position, so that the models
       have the same residual stream;
     - stream_p: the p-value of that, which is 1 if it was not tested.

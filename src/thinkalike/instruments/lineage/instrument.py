@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,7 +16,6 @@ from thinkalike.config import (
     MeasureConfig,
     ModelConfig,
     SettingValues,
-    measure_schema,
 )
 from thinkalike.config.completing import completed
 from thinkalike.instruments.lineage.comparison import (
@@ -32,7 +31,7 @@ from thinkalike.instruments.lineage.merges import table_of_merges
 from thinkalike.instruments.lineage.screen import show_family, show_lineage
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.inputs import Inputs
-from thinkalike.job.listed_jobs import asked_for
+from thinkalike.job.listed_jobs import jobs_of_model_pairs
 from thinkalike.job.setting_groups import OF_READING, left_in_key
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.labels import distinct_labels
@@ -193,13 +192,9 @@ def listed_models(config: AnalyzeConfig) -> list[ModelConfig]:
     Raises:
         ConfigError: There are fewer than two, one is not known, or `model=` is given as well.
     """
-    # With a measure of two models, such as CKA, `models=` stands for a job for every two models.
-    # The lists of these jobs, with their checks, give the models.
-    jobs = asked_for(replace(config, measure=measure_schema("cka")()))
     models: list[ModelConfig] = []
-    for job in jobs:
-        assert isinstance(job, AnalyzeConfig)
-        models += [side for side in (job.model, job.target) if side not in models]
+    for pair in jobs_of_model_pairs(config):  # checks the list, and fills in settings of models
+        models += [side for side in (pair.model, pair.target) if side not in models]
     return models
 
 

@@ -67,7 +67,7 @@ def _shared_blocks_by_block(
         other_model = comparison.source if is_target else comparison.target
         strongest: dict[Units, tuple[float, int, Units]] = {}
         for pair in comparison.pairs:
-            if comparison.p(pair) >= ALPHA:
+            if comparison.corrected_p(pair) >= ALPHA:
                 continue
             block = pair.target if is_target else pair.source
             other_block = pair.source if is_target else pair.target

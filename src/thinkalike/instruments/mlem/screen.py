@@ -359,16 +359,21 @@ def permuted_in_words(stimuli: Mapping[str, Any]) -> list[str]:
 def _groups_in_words(groups: Mapping[str, Any]) -> str:
     """Return in sentences how features are permuted for p if a column groups stimuli.
 
+    If the column is the word, for example, and the plural is a feature that differs between
+    stimuli of one word, a word gets the plurals of the stimuli of another word.
+
     Args:
-        groups: What the provenance of a result says of the groups.
+        groups: What the provenance of a result says of the groups: the name of the "column"; the
+            "count" of its values; the features "varying" between stimuli of one value; and those
+            of them that are constant in each text, "of_texts".
     """
     text = f"For p, the {groups['count']} values of {groups['column']} are permuted as wholes."
     of_texts = groups["of_texts"]
     varying = [name for name in groups["varying"] if name not in of_texts]
     if varying:
         text += (
-            f" {listed(varying)} {'varies' if len(varying) == 1 else 'vary'} within them: a value "
-            "takes the levels of another value, in random order."
+            f" {listed(varying)} {'varies' if len(varying) == 1 else 'vary'} within them: the "
+            "stimuli of a value get the levels of those of another value, in random order."
         )
     if of_texts:
         is_or_are = "is" if len(of_texts) == 1 else "are"

@@ -260,7 +260,7 @@ class RulerInstrument(
     def draw(self, result: Result, folder: Path) -> None:
         """Draw residual R² by layer pair, beside the R² of each model with its changed copies."""
         documents = result.scalars["documents"]
-        figures.ruler(
+        figures.calibrated_layer_pairs(
             result.details, result.tables["calibration_points"], documents, folder, "residual R²"
         )
 

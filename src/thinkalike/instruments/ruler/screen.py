@@ -297,13 +297,22 @@ def sides_with_bit_widths(row: pd.Series) -> list[tuple[str, str]]:
 def bit_width_cells(table: pd.DataFrame, side: str) -> list[str]:
     """Return the cells of a table's column: one side's equivalent bit widths with intervals.
 
-    Numbers have one decimal, but all have two if both ends of some interval would be the same. A
-    bit width at an end of the scale is in words, such as "below 2". A layer pair that is not above
-    the local-mixing control has the cell "none", whatever its bit width.
+    The equivalent bit width of a model is the number of bits to which its weights are rounded in
+    a copy that is as similar to it as the other model is. It is read from a few copies, of
+    `BITS_OF_COPIES` bits. Below the fewest bits and from the most bits on, a cell is in words,
+    such as "below 2". A layer pair that is no more similar than a layer is to networks that only
+    mix earlier tokens (`is_above_local_mixing`) has the cell "none", whatever its bit width.
+    Numbers have one decimal, but all have two if both ends of some interval would be the same.
+
+    Args:
+        table: A row for each layer pair.
+        side: The model whose bit widths are asked for, "source" or "target".
     """
     column = f"{side}_equivalent_bits"
     bits = table[[column, f"{column}_low", f"{column}_high"]]
-    is_within_scale = (bits[column] > BITS_OF_COPIES[0]) & (bits[column] < BITS_OF_COPIES[-1])
+    fewest_bits = BITS_OF_COPIES[0]
+    most_bits = BITS_OF_COPIES[-1]
+    is_within_scale = (bits[column] > fewest_bits) & (bits[column] < most_bits)
     number_format = ".1f"
     for _, low, high in bits[is_within_scale].itertuples(index=False):
         if f"{low:.1f}" == f"{high:.1f}":
@@ -315,7 +324,7 @@ def bit_width_cells(table: pd.DataFrame, side: str) -> list[str]:
     for (value, low, high), is_above_control in zip(rows, is_above, strict=True):
         if not is_above_control:
             cells.append("none")
-        elif BITS_OF_COPIES[0] < value < BITS_OF_COPIES[-1]:
+        elif fewest_bits < value < most_bits:
             cells.append(span(value, low, high, number_format))
         else:
             cells.append(bit_width_in_words(value))

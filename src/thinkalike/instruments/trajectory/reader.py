@@ -9,7 +9,7 @@ from typing import TypedDict
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
@@ -61,8 +61,9 @@ class CheckpointNumbers(TypedDict, total=False):
         states: The states of all tokens by layer, (n, d) each.
         losses: The loss of each token but the first of a row.
         model: What the provenance says of the checkpoint.
-        right: For each task, which stimuli each layer gets right, (l, n).
-        null: For each task, the accuracies of permuted labels in each layer, (l, p).
+        right: For each task, which of its r stimuli a probe of each layer gets right, (l, r).
+        null: For each task, the balanced accuracy of each layer with each of p permutations of the
+            labels, (l, p).
         importance: The importance of each feature in each layer on each fold; missing if it was
             not asked for.
     """
@@ -209,7 +210,7 @@ class CheckpointReader:
             states, losses = _states_and_losses(model, self.text["tokens"].long())
         with self.work.phase("stimuli"):
             stimulus_layers = stimulus_states(model, self.stimuli)
-            is_right, null = self._accuracies(stimulus_layers)
+            is_right, null = self._answers_and_null(stimulus_layers)
         numbers: CheckpointNumbers = {
             "states": states,
             "losses": losses,
@@ -257,17 +258,18 @@ class CheckpointReader:
         _, importance = fit_profiles(config, self.stimuli, [side])
         return importance.by_fold()
 
-    def _accuracies(
+    def _answers_and_null(
         self, layers: Sequence[Float[Tensor, "n d"]]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return for each probing task the right answers of each layer, and the null.
-
-        The right answers of a task, (l, n), say at each layer whether the answer to each stimulus
-        is right. The null, (l, p), is the balanced accuracy with each of p permutations of the
-        labels.
+    ) -> tuple[list[Bool[Tensor, "l r"]], list[Float[Tensor, "l p"]]]:
+        """Probe each layer for each probing task, with its true and with permuted labels.
 
         Args:
-            layers: The states of all stimuli, by layer.
+            layers: The states of all n stimuli, in each of l layers.
+
+        Returns:
+            For each task, whether the probe of each layer answers right for each of the r stimuli
+            of the task; and for each task the null, the balanced accuracy of each layer with each
+            of p permutations of the labels.
         """
         is_right = []
         null = []

@@ -15,8 +15,9 @@ that no pair is formed.
 Σ ‖x - y‖² = n Σ ‖x‖² - ‖Σ x‖².
 
 **Scaled features and pairs of levels.** Every regressor, and the squared distance of states, is
-z_i' C z_j of some columns z of each stimulus. With p = 1 where a feature has a value x, counted
-from its mean, and q = 1 where it lacks one that is not ignored (x = 0 there),
+z_i' C z_j of some columns z of each stimulus, with ' for the transpose. With p = 1 where a feature
+has a value x, counted from its mean, and q = 1 where it lacks one that is not ignored (x = 0
+there),
 
 | term | z | z_i' C z_j |
 |---|---|---|
@@ -25,9 +26,10 @@ from its mean, and q = 1 where it lacks one that is not ignored (x = 0 there),
 | the levels a ≠ b | h_a, h_b | h_a,i h_b,j + h_b,i h_a,j |
 | a squared distance | 1, ‖v‖², v | ‖v_i‖² + ‖v_j‖² - 2 v_i · v_j |
 
-The product of two such terms sums to tr(C M D' M') / 2 over the pairs i < j, with D the form of
-the other term and M = Σ_i z_i z'_i of the columns of both. If the first term is of the levels
-a ≠ b, this is the entry (a, b) of M D' M'.
+Let a term be z_i' C z_j, and another one y_i' D y_j with columns y of its own. With the sum over
+stimuli M = Σ_i z_i y_i', their product sums to tr(C P) / 2 over the pairs i < j, with P = M D' M'.
+It is halved because the trace has each pair in both orders; for i = j the product is 0. If the
+first term is of the levels a ≠ b, C is 1 at (a, b) and at (b, a), so the sum is entry (a, b) of P.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ from thinkalike.measures.mlem.features import (
     weight_slices,
 )
 
-# The form C of Δ² of a scaled feature, in the columns p, x, x², q.
+# The matrix C by which z_i' C z_j is Δ², the squared difference of the stimuli i and j in a scaled
+# feature. z has the columns p, x, x² and q of the table above. C is symmetric.
 SCALED_FORM = ((0, 0, 1, 1), (0, -2, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))
 
 # Pairs whose regressors are in memory at once, with up to this many terms; more terms mean fewer
@@ -391,12 +394,16 @@ def members_of_folds(fold_of: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
 
 
 class _FeatureForms(NamedTuple):
-    """The k terms of one feature as bilinear forms z_i' C z_j in columns z of each stimulus.
+    """The k terms of one feature as bilinear forms z_i' C z_j of two stimuli i and j.
+
+    z_i are c numbers that stimulus i has of the feature, the same for all terms, and C is a matrix
+    (c, c) of each term.
 
     Attributes:
         term_indices: The indices of the terms among all terms.
-        columns: The c columns z: h of each level for pairs of levels; p, x, x², q for a scaled
-            feature.
+        columns: z of each of n stimuli. For pairs of levels there is a column for each level,
+            which is 1 for stimuli of this level, else 0. For a scaled feature they are p, x, x²
+            and q, see `_of_scaled`.
         level_pairs: The two levels of each term; None for a scaled feature, which is one term.
     """
 
@@ -473,20 +480,22 @@ class _FeatureForms(NamedTuple):
         return cls(torch.tensor([term], device=columns.device), columns, None)
 
     def sums_with(self, product: Float[Tensor, "s c c"]) -> Float[Tensor, "s k"]:
-        """Return the sums over pairs of stimuli of each of these k terms times another term.
+        """Return the sums over pairs of stimuli of each term of this feature times another term.
 
-        A term is a bilinear form of two stimuli i and j, z_i' C z_j for a term of this feature and
-        y_i' D y_j for the other one, where z and y are columns of numbers of each stimulus.
+        A term is a number for each pair of stimuli i and j: z_i' C z_j for a term of this feature,
+        with z_i its c columns, and y_i' D y_j for the other term, with columns y_i of its own. The
+        sum of their product is tr(C P) / 2, with P as below. The trace sums over all ordered pairs
+        (i, j), which are twice as many; those with i = j add 0, as the first term is 0 for them.
 
         Args:
-            product: P = M D' M' for each of s sets of stimuli, where M = Σ z_i y_i' over the
-                stimuli of the set.
+            product: P = M D' M' for each of s sets of stimuli, where M is the sum of z_i y_i' over
+                the stimuli i of the set, and ' stands for the transpose. P is symmetric.
         """
-        if self.level_pairs is None:  # the only term is Δ² = z_i' C z_j, whose sum is tr(C P) / 2
-            form = product.new_tensor(SCALED_FORM)  # C, symmetric
+        if self.level_pairs is None:  # the feature is scaled, with one term
+            form = product.new_tensor(SCALED_FORM)  # C
+            # The sum of all entries of C times those of P is tr(C P), as C is symmetric.
             return (form * product).sum((1, 2))[:, None] / 2
-        # z are indicators h of levels. The term of levels a and b is h_a,i h_b,j + h_b,i h_a,j,
-        # whose sum is entry (a, b) of P.
+        # C of the levels a and b is 1 at (a, b) and (b, a), else 0: tr(C P) / 2 is entry (a, b).
         first, second = self.level_pairs
         return product[:, first, second]
 
@@ -504,7 +513,7 @@ class _FeatureForms(NamedTuple):
                 feature times the d columns of the other one.
         """
         if other.level_pairs is None:
-            form = shared.new_tensor(SCALED_FORM)  # D, of Δ² of the other feature; symmetric
+            form = shared.new_tensor(SCALED_FORM)  # D of the other feature; D' = D
             product = shared @ form @ shared.mT  # M D' M'
             return self.sums_with(product)[..., None]
         if self.level_pairs is None:  # only this feature is scaled: exchange the two
@@ -545,21 +554,24 @@ def add_forms(
     stimuli = members_of_folds(fold_of)
 
     def shared_with(other_columns: Float[Tensor, "n m"]) -> Sequence[Float[Tensor, "s c m"]]:
-        """Return for each form M = Σ_i z_i z'_i, its columns z times other columns z', by set."""
+        """Return for each feature M, the sums over stimuli of its c columns times m other ones.
+
+        There is an M for each of s sets of stimuli.
+        """
         products_of_folds = [columns[rows].T @ other_columns[rows] for rows in stimuli]
         products = sums_over_sets(torch.stack(products_of_folds))  # (s, all columns, m)
         products_of_forms: Sequence[Tensor] = products.split(widths, 1)
         return products_of_forms
 
     def write(column: int, products: Iterable[Tensor]) -> None:
-        """Write the sums of the terms of each form times the term or layer of one column.
+        """Write the sums of the terms of each feature times the term or layer of one column.
 
         If the column is a term, they are also written into its row.
 
         Args:
             column: The index of the column: a term, or, after all terms, a layer.
-            products: M D' M' of each form, (s, c, c) with the c columns of the form, where D is
-                the form of the column's term or layer.
+            products: For each feature the `product` that `_FeatureForms.sums_with` takes, where
+                the other term is the term or the squared distance of the column.
         """
         for form, product in zip(forms, products, strict=True):
             values = form.sums_with(product)
