@@ -47,7 +47,7 @@ class Contrast(NamedTuple):
     feature: str
 
 
-def draw_correlation(table: pd.DataFrame, folder: Path) -> None:
+def draw_correlation(table: pd.DataFrame, folder: Path, n_words: int) -> None:
     """Draw the matrix of correlations of features of stimuli.
 
     A correlation is over pairs of stimuli, between how much they differ in either feature.
@@ -55,13 +55,14 @@ def draw_correlation(table: pd.DataFrame, folder: Path) -> None:
     Args:
         table: The matrix; rows and columns have the names of the features.
         folder: Where the figure is written.
+        n_words: How many stimuli there are.
     """
     with canvas(COLUMN, height=COLUMN) as (figure, axes):
         inches = COLUMN - BESIDE_MATRIX
         image = draw_correlation_matrix(axes, table, rotation=45.0, inches=inches, ha="right")
         label = "correlation of differences over pairs"
         figure.colorbar(image, ax=axes, label=label, shrink=0.8, aspect=25)
-        write_title(figure, axes, f"Correlation of {len(table)} features")
+        write_title(figure, axes, f"Correlation of {len(table)} features", f"{n_words:,} words")
         save(figure, folder, "correlation")
 
 
@@ -100,15 +101,21 @@ def draw_plane(axes: Axes, points: pd.DataFrame) -> None:
     axes.set(xticks=[], yticks=[])
 
 
-def draw_contrasts(contrasts: list[Contrast], folder: Path) -> None:
+def draw_contrasts(contrasts: list[Contrast], folder: Path, n_words: int) -> None:
     """Draw contrasts, each of which shows two layers side by side.
 
     A contrast is a row of three panels: the words as points by their states in the first layer,
     the importance of each feature of words in both layers, and the words in the second layer.
     The words are coloured by the levels of the contrast's feature.
+
+    Args:
+        contrasts: The contrasts, from the top.
+        folder: Where the figure is written.
+        n_words: Over how many words the importance of features is.
     """
     n_rows = len(contrasts)
-    with canvas(PAGE, 2.4 * n_rows, rows=n_rows, columns=3, squeeze=False) as (figure, panels):
+    height = 2.4 * n_rows + 0.4  # rows of panels, and the title above them
+    with canvas(PAGE, height, rows=n_rows, columns=3, squeeze=False) as (figure, panels):
         for (left, middle, right), contrast in zip(panels, contrasts, strict=True):
             first_name, second_name = contrast.names
             first_words, second_words = contrast.words
@@ -117,6 +124,9 @@ def draw_contrasts(contrasts: list[Contrast], folder: Path) -> None:
             # The legend is that of both panels of words.
             left.legend(markerscale=2, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0))
             _draw_importance(middle, contrast)
+        n_drawn = len(contrasts[0].words[0])
+        note = f"importance over {n_words:,} words; points at the sides: {n_drawn:,} of them"
+        write_title(figure, panels[0, 0], "Layers of models of two architectures", note)
         save(figure, folder, "contrasts")
 
 

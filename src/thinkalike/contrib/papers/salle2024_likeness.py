@@ -188,7 +188,9 @@ def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
 
     with_letters = [table.assign(matrix=title[0]) for title, table in tables.items()]  # A or B
     table = pd.concat(with_letters, ignore_index=True)
-    return Conclusion(table, claims, partial(draw_similarity, tables, below=draw_below))
+    note = f"{profiles[0].result.provenance['stimuli']['count']:,} words"
+    draw = partial(draw_similarity, tables, below=draw_below, about=note)
+    return Conclusion(table, claims, draw)
 
 
 def _layers_as_points(similarity: Float[Tensor, "l l"], rows: pd.DataFrame) -> pd.DataFrame:
@@ -382,7 +384,8 @@ def _conclude_figure4(experiment: ExperimentRun) -> Conclusion:
         first_name, second_name = contrast.names
         tables.append(contrast.importance.assign(pair=pair, first=first_name, second=second_name))
     table = pd.concat(tables, ignore_index=True)
-    return Conclusion(table, claims, partial(draw_contrasts, [alike, unlike]))
+    draw = partial(draw_contrasts, [alike, unlike], n_words=len(stimuli))
+    return Conclusion(table, claims, draw)
 
 
 def _differences_on_folds(layers: Layers, pair: tuple[int, int]) -> Float[Tensor, "k f"]:

@@ -54,7 +54,9 @@ def _conclude_figure3(experiment: ExperimentRun) -> Conclusion:
     score_tables = [model.result.tables["scores"] for model in profiles]
     scores = pd.concat(score_tables, ignore_index=True)
     table = pd.concat([model.result.details for model in profiles], ignore_index=True)
-    draw = partial(draw_profiles, table, scores)
+    n_words = profiles[0].result.provenance["stimuli"]["count"]
+    note = f"{n_words:,} words\nbands: 95 % intervals over {units_of_folds(profiles[0].scores)}"
+    draw = partial(draw_profiles, table, scores, about=note)
     return Conclusion(table, claims, draw, tables={"scores": scores})
 
 
