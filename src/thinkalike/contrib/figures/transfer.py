@@ -64,7 +64,9 @@ def draw_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None
         figure.legend(handles, labels, loc="outside lower center", ncols=across)
         first = table.iloc[0]
         names = f"Probes of {first['source']} in {first['target']}"
-        note = f"bars: 95 % intervals over {table['sentences'].max()} sentences"
+        fewest, most = table["sentences"].min(), table["sentences"].max()
+        counts = f"{most}" if fewest == most else f"{fewest} to {most}"
+        note = f"bars: 95 % intervals over {counts} sentences"
         write_title(figure, panels[0, 0], names, note)
         save(figure, folder, name)
 
