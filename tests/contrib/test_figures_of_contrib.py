@@ -140,7 +140,7 @@ def recorded_subjects():
     table = pd.DataFrame(rows, columns=["recorded", "model", "layer"])
     table = with_ends(table.assign(value=0.01 * table["layer"]), "value")
     ceilings = pd.DataFrame({"recorded": ["region 1", "region 2"], "lower": 0.1, "upper": 0.2})
-    subjects.draw_subject_scores(table, ceilings, NOWHERE, "spearman")
+    subjects.draw_subject_scores(table, ceilings, NOWHERE, "spearman", n_subjects=3)
 
 
 def probes():
@@ -204,12 +204,15 @@ def test_matrix_of_distances_has_the_same_numbers_at_both_axes():
     assert across == upwards != []
 
 
-@pytest.mark.parametrize("draw", [groups, probes, steering, directions], ids=lambda draw: draw.__name__)
+DRAWING_INTERVALS = [groups, recorded_subjects, probes, steering, directions]
+
+
+@pytest.mark.parametrize("draw", DRAWING_INTERVALS, ids=lambda draw: draw.__name__)
 def test_a_caption_says_over_how_many_what_intervals_are(draw):
     with figures.shown_figures() as shown:
         draw()
     ((figure, _),) = shown.values()
-    assert re.search(r"bars: 95 % intervals over \d+ [a-z]", figure.get_suptitle())
+    assert re.search(r"(bars|bands): 95 % intervals over \d+ [a-z]", figure.get_suptitle())
 
 
 @pytest.mark.parametrize(
