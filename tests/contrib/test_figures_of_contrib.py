@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import matplotlib.pyplot as plt
@@ -213,6 +214,23 @@ def test_a_caption_says_over_how_many_what_intervals_are(draw):
         draw()
     ((figure, _),) = shown.values()
     assert re.search(r"(bars|bands): 95 % intervals over \d+ [a-z]", figure.get_suptitle())
+
+
+def test_names_of_features_cover_no_point():
+    words = pd.DataFrame({"x": [0.0, 1.0], "y": [0.0, 1.0], "level": ["Noun", "Verb"], "stress": 0.36})
+    points = [(0.027, 0.0), (0.048, 0.008), (0.096, 0.018), (0.134, 0.130), (0.03, 0.05), (0.03, 0.06)]
+    importance = pd.DataFrame(points, columns=["x", "y"])
+    importance.insert(0, "feature", ["Gender", "Tense", "Word position", "PoS", "Person", "Number"])
+    contrast = features.Contrast("most alike", ("bert", "mamba"), importance, (words, words), "PoS")
+    with figures.shown_figures() as shown:
+        features.draw_contrasts([contrast], NOWHERE, n_words=1500)
+    ((figure, (_, middle, _)),) = shown.values()
+    figure.draw_without_rendering()
+    names = [name.get_window_extent() for name in middle.texts]
+    assert len(names) == len(points)
+    for x, y in middle.transData.transform(points):
+        assert not any(name.contains(x, y) for name in names)
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(names, 2))
 
 
 @pytest.mark.parametrize(

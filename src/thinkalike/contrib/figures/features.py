@@ -7,11 +7,14 @@ from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
 
 from thinkalike.contrib.figures.correlation_matrix import draw_correlation_matrix
 from thinkalike.figures.style import (
     COLUMN,
     PAGE,
+    POINTS_PER_INCH,
     SMALL,
     canvas,
     colour_of,
@@ -23,6 +26,12 @@ from thinkalike.figures.style import (
 # A feature is named where its importance is above this share of the largest one; the others lie
 # together at 0.
 NAMED_SHARE = 0.04
+
+# Where the name of a feature may be: by how many points it is moved from the feature's point, to
+# the right and upwards, and how it is aligned. The first that covers the least is taken.
+PLACES_OF_NAMES = ((4, 2, "left"), (-4, 2, "right"), (0, 5, "center"), (0, -10, "center"))
+POINT_SIZE = 18  # of the points of features: its square root is their diameter in points
+POINT_RADIUS = POINT_SIZE**0.5 / 2
 
 BESIDE_MATRIX = 1.4  # inches of the names of features and the colours
 
@@ -115,6 +124,7 @@ def draw_contrasts(contrasts: list[Contrast], folder: Path, n_words: int) -> Non
     """
     n_rows = len(contrasts)
     height = 2.4 * n_rows + 0.4  # rows of panels, and the title above them
+    named_features: dict[Axes, pd.DataFrame] = {}
     with canvas(PAGE, height, rows=n_rows, columns=3, squeeze=False) as (figure, panels):
         for (left, middle, right), contrast in zip(panels, contrasts, strict=True):
             first_name, second_name = contrast.names
@@ -123,10 +133,13 @@ def draw_contrasts(contrasts: list[Contrast], folder: Path, n_words: int) -> Non
             _draw_words(right, second_name, second_words, contrast.feature)
             # The legend is that of both panels of words.
             left.legend(markerscale=2, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0))
-            _draw_importance(middle, contrast)
+            named_features[middle] = _draw_importance(middle, contrast)
         n_drawn = len(contrasts[0].words[0])
         note = f"importance over {n_words:,} words; points at the sides: {n_drawn:,} of them"
-        write_title(figure, panels[0, 0], "Layers of models of two architectures", note)
+        write_title(figure, panels[0, 0], "Layers of models of different architectures", note)
+        figure.draw_without_rendering()  # finds the layout
+        for (axes, named), contrast in zip(named_features.items(), contrasts, strict=True):
+            _name_features(axes, named, contrast.importance)
         save(figure, folder, "contrasts")
 
 
@@ -150,21 +163,18 @@ def _draw_words(axes: Axes, name: str, words: pd.DataFrame, feature: str) -> Non
     axes.set(xticks=[], yticks=[])
 
 
-def _draw_importance(axes: Axes, contrast: Contrast) -> None:
+def _draw_importance(axes: Axes, contrast: Contrast) -> pd.DataFrame:
     """Draw the importance of each feature in one layer against that in the other.
 
-    Features are named unless they are unimportant in both layers. A grey line shows where the
-    importance is the same in both.
+    A grey line shows where the importance is the same in both. The rows of the features that are
+    to be named are returned: those that are not unimportant in both layers.
     """
     table = contrast.importance
     values = table[["x", "y"]].to_numpy()  # the importance in the first and the second layer
     largest = values.max()
     colours = [colour_of(number) for number in range(len(table))]
-    axes.scatter(table["x"], table["y"], color=colours, s=18, zorder=3)
+    axes.scatter(table["x"], table["y"], color=colours, s=POINT_SIZE, zorder=3)
     is_named = values.max(axis=1) > NAMED_SHARE * largest
-    named = table[is_named]
-    for feature, x, y in zip(named["feature"], named["x"], named["y"], strict=True):
-        axes.annotate(feature, (x, y), fontsize=SMALL, xytext=(3, 2), textcoords="offset points")
     ends = [min(values.min(), 0), 1.1 * largest]
     axes.plot(ends, ends, color="0.6", linewidth=0.8, zorder=0)
     first, second = contrast.names
@@ -172,4 +182,51 @@ def _draw_importance(axes: Axes, contrast: Contrast) -> None:
         xlabel=f"importance in {first} [drop of ρ]",
         ylabel=f"importance in {second}\n[drop of ρ]",
         title=contrast.title,
+    )
+    return table[is_named]
+
+
+def _name_features(axes: Axes, named: pd.DataFrame, points: pd.DataFrame) -> None:
+    """Write the names of features beside their points, where they cover the least.
+
+    The layout of the figure must be known, as names are compared with points on the paper.
+
+    Args:
+        axes: Where it is drawn.
+        named: A row for each feature that is named, with its point (x, y).
+        points: The points of all features.
+    """
+    pixels_per_point = axes.figure.dpi / POINTS_PER_INCH
+    radius = POINT_RADIUS * pixels_per_point
+    places_of_points = axes.transData.transform(points[["x", "y"]].to_numpy())
+    boxes_of_names: list[Bbox] = []
+
+    def n_covered(box: Bbox) -> int:
+        """Return how many points and earlier names a name in this box would cover."""
+        n_points = box.padded(radius).count_contains(places_of_points)
+        return int(n_points + box.count_overlaps(boxes_of_names))
+
+    for feature, x, y in zip(named["feature"], named["x"], named["y"], strict=True):
+        boxes = {}
+        for place in PLACES_OF_NAMES:
+            label = _write_beside(axes, feature, (x, y), place)
+            boxes[place] = label.get_window_extent()
+            label.remove()
+        best = min(PLACES_OF_NAMES, key=lambda place: n_covered(boxes[place]))  # the first of them
+        _write_beside(axes, feature, (x, y), best)
+        boxes_of_names.append(boxes[best])
+
+
+def _write_beside(
+    axes: Axes, text: str, point: tuple[float, float], place: tuple[int, int, str]
+) -> Annotation:
+    """Write a text beside a point; the place is one of `PLACES_OF_NAMES`."""
+    across, upwards, alignment = place
+    return axes.annotate(
+        text,
+        point,
+        fontsize=SMALL,
+        xytext=(across, upwards),
+        textcoords="offset points",
+        ha=alignment,
     )
