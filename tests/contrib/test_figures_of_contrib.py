@@ -173,7 +173,9 @@ def directions():
             for target in ("gelu-3l-mini", "solu-3l-mini-s1"):
                 rows += [(group, source, target, layer, 0.2 * layer) for layer in range(4)]
     table = pd.DataFrame(rows, columns=["group", "source", "target", "source_layer", "penalty"])
-    stitching_of_papers.draw_directions(with_ends(table, "penalty"), NOWHERE, "58 documents (effective sample size 47.7)")
+    stitching_of_papers.draw_directions(
+        with_ends(table, "penalty"), NOWHERE, "58 documents (effective sample size 47.7)"
+    )
 
 
 def learning_curves():

@@ -21,9 +21,7 @@ ROW_HEIGHT = 0.42  # of a measure in the figure of ranks
 BELOW_ROWS = 1.8  # a title and the names of models
 
 
-def draw_agreement(
-    table: pd.DataFrame, measures: Sequence[str], folder: Path, about: str
-) -> None:
+def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path, about: str) -> None:
     """Draw the rank correlation of every two similarity measures as a matrix.
 
     Measures are ordered by their mean correlation with the others, from the highest to the lowest.

@@ -120,9 +120,7 @@ def _draw_chance(axes: Axes, chance: pd.Series) -> None:
         )
 
 
-def draw_steering(
-    table: pd.DataFrame, folder: Path, about: str, name: str = "steering"
-) -> None:
+def draw_steering(table: pd.DataFrame, folder: Path, about: str, name: str = "steering") -> None:
     """Draw the effects of steering vectors against the layer pair.
 
     There is a panel for each position (the tokens to which vectors are added) and strength (what

@@ -280,7 +280,7 @@ class Steering(
 
 
 def pairs_in_words(result: Result) -> str:
-    """Return the number of pairs of texts and where they are from, such as "9 pairs of mine.csv"."""
+    """Return how many pairs of texts there are and where they are from: "9 pairs of mine.csv"."""
     file_of_pairs = Path(result.provenance["contrasts"]["source"]).name
     return f"{result.scalars['pairs']:.0f} pairs of {file_of_pairs}"
 
