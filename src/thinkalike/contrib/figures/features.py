@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -27,10 +28,10 @@ from thinkalike.figures.style import (
 # together at 0.
 NAMED_SHARE = 0.04
 
-# Where the name of a feature may be: by how many points it is moved from the feature's point, to
-# the right and upwards, and how it is aligned. The first that covers the least is taken.
+# Where the name of a point may be: by how many points of a font it is moved from it, to the right
+# and upwards, and how it is aligned. The first that covers the least is taken.
 PLACES_OF_NAMES = ((4, 2, "left"), (-4, 2, "right"), (0, 5, "center"), (0, -10, "center"))
-POINT_SIZE = 18  # of the points of features: its square root is their diameter in points
+POINT_SIZE = 18  # of the points of features: its square root is their diameter
 POINT_RADIUS = POINT_SIZE**0.5 / 2
 
 BESIDE_MATRIX = 1.4  # inches of the names of features and the colours
@@ -85,6 +86,7 @@ def draw_plane(axes: Axes, points: pd.DataFrame) -> None:
         points: A row for each layer: model, layer, x, y, and the stress (the error of the plane's
             distances), which is the same in all rows.
     """
+    names = []
     for number, (model, rows) in enumerate(points.groupby("model", sort=False)):
         axes.plot(
             rows["x"],
@@ -95,19 +97,14 @@ def draw_plane(axes: Axes, points: pd.DataFrame) -> None:
             alpha=0.7,
             markersize=3,
         )
-        for row in (rows.iloc[0], rows.iloc[-1]):
-            axes.annotate(
-                layer_name(row["layer"]),
-                (row["x"], row["y"]),
-                fontsize=SMALL,
-                color=colour_of(number),
-                xytext=(3, 3),
-                textcoords="offset points",
-            )
+        ends = rows.iloc[[0, -1]]
+        layers = [layer_name(layer) for layer in ends["layer"]]
+        names.append(ends[["x", "y"]].assign(name=layers, colour=colour_of(number)))
     axes.set_title(f"layers in a plane (MDS), stress {points['stress'].iloc[0]:.2f}")
     axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, 0.0))
     axes.set_aspect("equal", adjustable="datalim")
     axes.set(xticks=[], yticks=[])
+    _write_names(axes, pd.concat(names), points)
 
 
 def draw_contrasts(contrasts: list[Contrast], folder: Path, n_words: int) -> None:
@@ -137,9 +134,8 @@ def draw_contrasts(contrasts: list[Contrast], folder: Path, n_words: int) -> Non
         n_drawn = len(contrasts[0].words[0])
         note = f"importance over {n_words:,} words; points at the sides: {n_drawn:,} of them"
         write_title(figure, panels[0, 0], "Layers of models of different architectures", note)
-        figure.draw_without_rendering()  # finds the layout
         for (axes, named), contrast in zip(named_features.items(), contrasts, strict=True):
-            _name_features(axes, named, contrast.importance)
+            _write_names(axes, named.assign(colour="black"), contrast.importance)
         save(figure, folder, "contrasts")
 
 
@@ -166,8 +162,8 @@ def _draw_words(axes: Axes, name: str, words: pd.DataFrame, feature: str) -> Non
 def _draw_importance(axes: Axes, contrast: Contrast) -> pd.DataFrame:
     """Draw the importance of each feature in one layer against that in the other.
 
-    A grey line shows where the importance is the same in both. The rows of the features that are
-    to be named are returned: those that are not unimportant in both layers.
+    A grey line shows where the importance is the same in both. The points of the features that
+    are to be named are returned: those that are not unimportant in both layers.
     """
     table = contrast.importance
     values = table[["x", "y"]].to_numpy()  # the importance in the first and the second layer
@@ -183,49 +179,50 @@ def _draw_importance(axes: Axes, contrast: Contrast) -> pd.DataFrame:
         ylabel=f"importance in {second}\n[drop of ρ]",
         title=contrast.title,
     )
-    return table[is_named]
+    return table[is_named].rename(columns={"feature": "name"})
 
 
-def _name_features(axes: Axes, named: pd.DataFrame, points: pd.DataFrame) -> None:
-    """Write the names of features beside their points, where they cover the least.
+def _write_names(axes: Axes, names: pd.DataFrame, points: pd.DataFrame) -> None:
+    """Write names beside points, where they cover the fewest points and earlier names.
 
-    The layout of the figure must be known, as names are compared with points on the paper.
+    Names and points are compared on the paper, by the layout that the figure has at the time.
 
     Args:
-        axes: Where it is drawn.
-        named: A row for each feature that is named, with its point (x, y).
-        points: The points of all features.
+        axes: Where they are written.
+        names: A row for each name, with its point (x, y) and its colour.
+        points: All points of the axes (x, y).
     """
-    pixels_per_point = axes.figure.dpi / POINTS_PER_INCH
-    radius = POINT_RADIUS * pixels_per_point
+    axes.figure.draw_without_rendering()  # finds the layout
+    margin = POINT_RADIUS * axes.figure.dpi / POINTS_PER_INCH
     places_of_points = axes.transData.transform(points[["x", "y"]].to_numpy())
     boxes_of_names: list[Bbox] = []
 
     def n_covered(box: Bbox) -> int:
         """Return how many points and earlier names a name in this box would cover."""
-        n_points = box.padded(radius).count_contains(places_of_points)
+        n_points = box.padded(margin).count_contains(places_of_points)
         return int(n_points + box.count_overlaps(boxes_of_names))
 
-    for feature, x, y in zip(named["feature"], named["x"], named["y"], strict=True):
+    for row in names.to_dict("records"):
         boxes = {}
         for place in PLACES_OF_NAMES:
-            label = _write_beside(axes, feature, (x, y), place)
+            label = _write_beside(axes, row, place)
             boxes[place] = label.get_window_extent()
             label.remove()
         best = min(PLACES_OF_NAMES, key=lambda place: n_covered(boxes[place]))  # the first of them
-        _write_beside(axes, feature, (x, y), best)
+        _write_beside(axes, row, best)
         boxes_of_names.append(boxes[best])
 
 
 def _write_beside(
-    axes: Axes, text: str, point: tuple[float, float], place: tuple[int, int, str]
+    axes: Axes, row: Mapping[Hashable, Any], place: tuple[int, int, str]
 ) -> Annotation:
-    """Write a text beside a point; the place is one of `PLACES_OF_NAMES`."""
+    """Write the name of a row beside its point; the place is one of `PLACES_OF_NAMES`."""
     across, upwards, alignment = place
     return axes.annotate(
-        text,
-        point,
+        str(row["name"]),
+        (row["x"], row["y"]),
         fontsize=SMALL,
+        color=row["colour"],
         xytext=(across, upwards),
         textcoords="offset points",
         ha=alignment,
