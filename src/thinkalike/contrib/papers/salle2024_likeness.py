@@ -38,6 +38,7 @@ from thinkalike.contrib.papers.feature_profiles import (
     profile_jobs,
     profiles_of,
     units_of_folds,
+    words_and_weights,
 )
 from thinkalike.contrib.papers.mds import mds
 from thinkalike.contrib.papers.salle2024_words import printed
@@ -188,8 +189,8 @@ def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
 
     with_letters = [table.assign(matrix=title[0]) for title, table in tables.items()]  # A or B
     table = pd.concat(with_letters, ignore_index=True)
-    note = f"{profiles[0].result.provenance['stimuli']['count']:,} words"
-    draw = partial(draw_similarity, tables, below=draw_below, about=note)
+    about = words_and_weights(profiles)
+    draw = partial(draw_similarity, tables, below=draw_below, about=about)
     return Conclusion(table, claims, draw)
 
 
