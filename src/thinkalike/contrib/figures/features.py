@@ -192,8 +192,10 @@ def _write_names(axes: Axes, names: pd.DataFrame, points: pd.DataFrame) -> None:
         names: A row for each name, with its point (x, y) and its colour.
         points: All points of the axes (x, y).
     """
-    axes.figure.draw_without_rendering()  # finds the layout
-    margin = POINT_RADIUS * axes.figure.dpi / POINTS_PER_INCH
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()  # finds the layout
+    margin = POINT_RADIUS * figure.dpi / POINTS_PER_INCH
     places_of_points = axes.transData.transform(points[["x", "y"]].to_numpy())
     boxes_of_names: list[Bbox] = []
 
