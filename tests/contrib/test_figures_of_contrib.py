@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -61,7 +64,7 @@ def settling():
 def agreement_of_measures():
     pairs = [(a, b) for k, a in enumerate(MEASURES) for b in MEASURES[k + 1 :]]
     table = pd.DataFrame(pairs, columns=["measure", "other"]).assign(rho=RANDOM.uniform(0.1, 1, len(pairs)))
-    agreement.draw_agreement(table, MEASURES, NOWHERE)
+    agreement.draw_agreement(table, MEASURES, NOWHERE, "6 models, 182 layer pairs")
 
 
 def ranks():
@@ -72,24 +75,24 @@ def ranks():
 
 
 def court_of_measures():
-    kinds = ["same", "rescaled", "answers", "wrong-tokens", "sequence", "mixture", "token", "n-gram"]
-    kinds += ["position", "bag", "random", "untrained", "real"]
+    kinds = ["same", "near", "distorted", "answers", "part", "scaled", "wrong tokens", "superset", "mixture", "token"]
+    kinds += ["n-gram", "position", "bag", "delay", "leak", "untrained", "shortcut", "dose", "layer", "real"]
     rows = pd.DataFrame({"kind": np.repeat(kinds, 6)})
     for judge in ("penalty", "R²", "residual R²"):
         rows[judge] = RANDOM.uniform(0, 1, len(rows))
-    court.draw_court(rows, ["penalty", "R²", "residual R²"], NOWHERE)
+    court.draw_court(rows, ["penalty", "R²", "residual R²"], NOWHERE, "120 sources in 2 courts")
 
 
 def doses():
     curve = pd.DataFrame({"own_share": np.linspace(0, 1, 6), "value": np.linspace(0, 1, 6)})
-    court.draw_doses(dict.fromkeys(["penalty", "R²", "residual R²"], curve), NOWHERE)
+    court.draw_doses(dict.fromkeys(["penalty", "R²", "residual R²"], curve), NOWHERE, n_courts=2)
 
 
 def correlation():
     values = RANDOM.uniform(-0.5, 0.5, (8, 8))
     values = (values + values.T) / 2
     np.fill_diagonal(values, 1)
-    features.draw_correlation(pd.DataFrame(values, index=FEATURES, columns=FEATURES), NOWHERE)
+    features.draw_correlation(pd.DataFrame(values, index=FEATURES, columns=FEATURES), NOWHERE, n_words=650)
 
 
 def contrasts():
@@ -100,7 +103,7 @@ def contrasts():
     both = [
         features.Contrast(title, names, importance, (words, words), "PoS") for title in ("most alike", "least alike")
     ]
-    features.draw_contrasts(both, NOWHERE)
+    features.draw_contrasts(both, NOWHERE, n_words=1431)
 
 
 def groups():
@@ -111,7 +114,7 @@ def groups():
             table = pd.DataFrame([(pair, place) for pair in pairs for place in range(-1, 6)], columns=["pair", "place"])
             table = with_ends(table.assign(mean=0.1 * table["place"], column=column), "mean")
             panels[title + suffix] = table.assign(axis="last layer of the source")
-    populations.draw_groups_by_depth(panels, NOWHERE)
+    populations.draw_groups_by_depth(panels, NOWHERE, "12 models in groups of 6 and 6")
 
 
 def distances():
@@ -125,11 +128,11 @@ def distances():
 
 
 def autoencoders():
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for pair in ("gpt2-mini:2 → gpt2-mini-s1:2", "neox-5l-mini:2 → neox-6l-mini:2", "neox-3l-mini:1 → neox-6l-mini:2"):
         for start in saes.STARTS:
-            rows += [(pair, start, 1.0, 2**k, 1e9 * 2**k, k / 10) for k in range(8)]
-    columns = ["transfer", "start", "rate", "tokens", "flops", "explained_variance"]
+            rows += [(pair, start, 1.0, k % 2, 2**k, 1e9 * 2**k, k / 10) for k in range(8)]
+    columns = ["transfer", "start", "rate", "seed", "tokens", "flops", "explained_variance"]
     saes.draw_sae_curves(pd.DataFrame(rows, columns=columns), NOWHERE)
 
 
@@ -138,7 +141,7 @@ def recorded_subjects():
     table = pd.DataFrame(rows, columns=["recorded", "model", "layer"])
     table = with_ends(table.assign(value=0.01 * table["layer"]), "value")
     ceilings = pd.DataFrame({"recorded": ["region 1", "region 2"], "lower": 0.1, "upper": 0.2})
-    subjects.draw_subject_scores(table, ceilings, NOWHERE, "spearman")
+    subjects.draw_subject_scores(table, ceilings, NOWHERE, "spearman", n_subjects=3)
 
 
 def probes():
@@ -147,9 +150,8 @@ def probes():
     rows = [(split, name, one) for split in ("sentence", "word") for name in FEATURES for one in conditions]
     table = pd.DataFrame(rows, columns=["split", "feature", "condition"])
     table = with_ends(table.assign(accuracy=RANDOM.uniform(0.2, 0.9, len(rows)), chance=0.5), "accuracy")
-    transfer.draw_probes(
-        table.assign(source="gpt2-mini", target="gpt2-mini-s1", source_layer=2, target_layer=2), NOWHERE
-    )
+    table = table.assign(source="gpt2-mini", target="gpt2-mini-s1", source_layer=2, target_layer=2, sentences=400)
+    transfer.draw_probes(table, NOWHERE)
 
 
 def steering():
@@ -159,7 +161,9 @@ def steering():
     table = pd.DataFrame(rows, columns=["position", "strength", "condition", "source_layer"])
     table = table.assign(target_layer=table["source_layer"], source="gpt2-mini", target="gpt2-mini-s1", effect=1.0)
     table = table.assign(share=0.1 * table["source_layer"])
-    transfer.draw_steering(table.assign(low=table["share"] - 0.05, high=table["share"] + 0.05), NOWHERE)
+    table = table.assign(low=table["share"] - 0.05, high=table["share"] + 0.05)
+    about = "400 pairs of the large grammar, number; bars: 95 % intervals over 40 words"
+    transfer.draw_steering(table, NOWHERE, about)
 
 
 def directions():
@@ -169,7 +173,9 @@ def directions():
             for target in ("gelu-3l-mini", "solu-3l-mini-s1"):
                 rows += [(group, source, target, layer, 0.2 * layer) for layer in range(4)]
     table = pd.DataFrame(rows, columns=["group", "source", "target", "source_layer", "penalty"])
-    stitching_of_papers.draw_directions(with_ends(table, "penalty"), NOWHERE)
+    stitching_of_papers.draw_directions(
+        with_ends(table, "penalty"), NOWHERE, "58 documents (effective sample size 47.7)"
+    )
 
 
 def learning_curves():
@@ -190,3 +196,60 @@ DRAWING = [
 )
 def test_a_figure_of_contrib_passes_a_reviewer(draw, request):
     check_figure(draw, request.config.getoption("--figures"))
+
+
+def test_matrix_of_distances_has_the_same_numbers_at_both_axes():
+    with figures.shown_figures() as shown:
+        distances()
+    ((_, (matrix_axes, _)),) = shown.values()
+    across = [tick.get_text() for tick in matrix_axes.get_xticklabels()]
+    upwards = [tick.get_text() for tick in matrix_axes.get_yticklabels()]
+    assert across == upwards != []
+
+
+DRAWING_INTERVALS = [groups, recorded_subjects, probes, steering, directions]
+
+
+@pytest.mark.parametrize("draw", DRAWING_INTERVALS, ids=lambda draw: draw.__name__)
+def test_a_caption_says_over_how_many_what_intervals_are(draw):
+    with figures.shown_figures() as shown:
+        draw()
+    ((figure, _),) = shown.values()
+    assert re.search(r"(bars|bands): 95 % intervals over \d+ [a-z]", figure.get_suptitle())
+
+
+def test_names_of_features_cover_no_point():
+    words = pd.DataFrame({"x": [0.0, 1.0], "y": [0.0, 1.0], "level": ["Noun", "Verb"], "stress": 0.36})
+    points = [(0.027, 0.0), (0.048, 0.008), (0.096, 0.018), (0.134, 0.130), (0.03, 0.05), (0.03, 0.06)]
+    importance = pd.DataFrame(points, columns=["x", "y"])
+    importance.insert(0, "feature", ["Gender", "Tense", "Word position", "PoS", "Person", "Number"])
+    contrast = features.Contrast("most alike", ("bert", "mamba"), importance, (words, words), "PoS")
+    with figures.shown_figures() as shown:
+        features.draw_contrasts([contrast], NOWHERE, n_words=1500)
+    ((figure, (_, middle, _)),) = shown.values()
+    figure.draw_without_rendering()
+    names = [name.get_window_extent() for name in middle.texts]
+    assert len(names) == len(points)
+    for x, y in middle.transData.transform(points):
+        assert not any(name.contains(x, y) for name in names)
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(names, 2))
+
+
+@pytest.mark.parametrize(
+    ("draw", "counted"),
+    [
+        (agreement_of_measures, "6 models, 182 layer pairs"),
+        (court_of_measures, "120 sources in 2 courts"),
+        (doses, "means over courts: 2"),
+        (correlation, "650 words"),
+        (contrasts, "over 1,431 words"),
+        (autoencoders, "means over 2 seeds"),
+        (settling, "5 training runs, seed 0 to seed 4"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_caption_says_how_much_is_drawn(draw, counted):
+    with figures.shown_figures() as shown:
+        draw()
+    ((figure, _),) = shown.values()
+    assert counted in figure.get_suptitle()

@@ -287,6 +287,16 @@ def test_the_legend_names_a_reference_that_is_drawn(reference, named):
     plt.close(axes.figure)
 
 
+def test_lines_between_models_end_at_the_diagonal_of_a_symmetric_matrix():
+    with figures.shown_figures() as shown:
+        similarity_of_two()
+    ((_, axes),) = shown.values()
+    assert len(axes.lines) == 2
+    for line in axes.lines:
+        across, upwards = line.get_data()
+        assert (np.asarray(upwards) >= np.asarray(across)).all()
+
+
 @pytest.mark.parametrize("layers", [1, 3])
 def test_calibration_points_are_lines_also_of_a_single_layer_pair(layers):
     """A line through one point has no length, and only its name was there."""

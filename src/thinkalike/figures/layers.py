@@ -335,14 +335,12 @@ def _draw_blocks(axes: Axes, table: pd.DataFrame) -> AxesImage:
 
     layer_counts = layers.groupby("source", sort=False).size()
     ends = layer_counts.cumsum()
-    # Above the diagonal there is nothing.
-    starts = ends - layer_counts
-    for start, end in zip(starts[:-1], ends[:-1], strict=True):
-        axes.plot([-0.5, end - 0.5], [end - 0.5, end - 0.5], color="0.5", linewidth=0.8)
-        axes.plot(
-            [end - 0.5, end - 0.5], [start - 0.5, len(layers) - 0.5], color="0.5", linewidth=0.8
-        )
-    axes.set(xlim=(-0.5, len(layers) - 0.5), ylim=(-0.5, len(layers) - 0.5))
+    highest = len(layers) - 0.5
+    for edge in ends[:-1] - 0.5:  # between the cells of two models
+        # Below the diagonal there is nothing.
+        axes.plot([-0.5, edge], [edge, edge], color="0.5", linewidth=0.8)
+        axes.plot([edge, edge], [edge, highest], color="0.5", linewidth=0.8)
+    axes.set(xlim=(-0.5, highest), ylim=(-0.5, highest))
 
     middles = ends - layer_counts / 2 - 0.5
     for axis in (axes.xaxis, axes.yaxis):

@@ -123,7 +123,9 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
 
         table = result.tables["agreement"]  # a row for each two measures
         names = list(dict.fromkeys([*table["measure"], *table["other"]]))  # each measure once
-        draw_agreement(table, names, folder)
+        scalars = result.scalars
+        about = f"{scalars['models']:.0f} models, {scalars['layer_pairs']:.0f} layer pairs"
+        draw_agreement(table, names, folder, about)
         # Distances are negated, so that a higher value means more similar.
         similarities = oriented(result.details, {name: is_distance(name) for name in names})
         ranks = relative_ranks(similarities, names)

@@ -21,7 +21,7 @@ ROW_HEIGHT = 0.42  # of a measure in the figure of ranks
 BELOW_ROWS = 1.8  # a title and the names of models
 
 
-def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> None:
+def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path, about: str) -> None:
     """Draw the rank correlation of every two similarity measures as a matrix.
 
     Measures are ordered by their mean correlation with the others, from the highest to the lowest.
@@ -30,6 +30,7 @@ def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -
         table: A row for each two measures, with the columns measure, other and rho.
         measures: The names of all measures.
         folder: Where the figure is written.
+        about: How much was compared.
     """
     # The table has each two measures in one order; the matrix needs both.
     swapped = table.rename(columns={"measure": "other", "other": "measure"})
@@ -46,7 +47,7 @@ def draw_agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -
         image = draw_correlation_matrix(axes, cells, rotation=90.0, inches=inches, ha="right")
         label = "Spearman's ρ over layer pairs"
         figure.colorbar(image, ax=axes, label=label, shrink=0.8, aspect=25)
-        write_title(figure, axes, f"Agreement of {len(order)} measures")
+        write_title(figure, axes, f"Agreement of {len(order)} measures", about)
         save(figure, folder, "agreement")
 
 

@@ -23,7 +23,7 @@ DOSE_HEIGHT = 1.8
 TITLE_HEIGHT = 0.3
 
 
-def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None:
+def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path, about: str) -> None:
     """Draw the values of similarity measures for sources whose similarity to a target is known.
 
     The set of such sources is called a court, and the measures that are tried on it its judges.
@@ -34,6 +34,7 @@ def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None
         table: A row for each source, with its kind and a column for each measure.
         judges: The names of the measures.
         folder: Where the figure is written.
+        about: How many sources and courts there are.
     """
     kinds = list(dict.fromkeys(table["kind"]))  # each once, in order
     n_across = min(len(judges), PANELS_ACROSS)
@@ -47,7 +48,8 @@ def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None
             row[0].set_yticks(range(len(kinds)), kinds[::-1])  # the first kind is at the top
             row[0].set_ylabel("kind of source")
         leave_out(panels.flat[len(judges) :])  # panels of the grid without a measure
-        write_title(figure, panels[0, 0], "What each measure says of sources of known similarity")
+        title = "What each measure says of sources of known similarity"
+        write_title(figure, panels[0, 0], title, f"{about}; points: sources")
         save(figure, folder, "court")
 
 
@@ -74,7 +76,7 @@ def _draw_values_by_kind(
         axes.plot(values, position + jitter, ".", color=colour_of(index), markersize=3, alpha=0.7)
 
 
-def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
+def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path, n_courts: int) -> None:
     """Draw the value of each measure for mixtures of the target's states and unrelated ones.
 
     There is a panel for each measure. It shows the value against the share of the variance that
@@ -84,6 +86,7 @@ def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
         curves: By the name of the measure, a row for each mixture with the columns own_share (the
             share of the target) and value.
         folder: Where the figure is written.
+        n_courts: Over how many courts the values are means.
     """
     n_across = min(len(curves), PANELS_ACROSS)
     n_down = ceil(len(curves) / n_across)
@@ -97,5 +100,5 @@ def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
             axes.set_xlabel("share of the target's own variance")
         leave_out(panels.flat[len(curves) :])  # panels of the grid without a measure
         title = "What each measure says of a mixture of the target's states and unrelated ones"
-        write_title(figure, panels[0, 0], title)
+        write_title(figure, panels[0, 0], title, f"means over courts: {n_courts}")
         save(figure, folder, "doses")

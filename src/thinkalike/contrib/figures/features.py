@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
 
 from thinkalike.contrib.figures.correlation_matrix import draw_correlation_matrix
 from thinkalike.figures.style import (
     COLUMN,
     PAGE,
+    POINTS_PER_INCH,
     SMALL,
     canvas,
     colour_of,
@@ -23,6 +27,12 @@ from thinkalike.figures.style import (
 # A feature is named where its importance is above this share of the largest one; the others lie
 # together at 0.
 NAMED_SHARE = 0.04
+
+# Where the name of a point may be: by how many points of a font it is moved from it, to the right
+# and upwards, and how it is aligned. The first that covers the least is taken.
+PLACES_OF_NAMES = ((4, 2, "left"), (-4, 2, "right"), (0, 5, "center"), (0, -10, "center"))
+POINT_SIZE = 18  # of the points of features: its square root is their diameter
+POINT_RADIUS = POINT_SIZE**0.5 / 2
 
 BESIDE_MATRIX = 1.4  # inches of the names of features and the colours
 
@@ -47,7 +57,7 @@ class Contrast(NamedTuple):
     feature: str
 
 
-def draw_correlation(table: pd.DataFrame, folder: Path) -> None:
+def draw_correlation(table: pd.DataFrame, folder: Path, n_words: int) -> None:
     """Draw the matrix of correlations of features of stimuli.
 
     A correlation is over pairs of stimuli, between how much they differ in either feature.
@@ -55,13 +65,14 @@ def draw_correlation(table: pd.DataFrame, folder: Path) -> None:
     Args:
         table: The matrix; rows and columns have the names of the features.
         folder: Where the figure is written.
+        n_words: How many stimuli there are.
     """
     with canvas(COLUMN, height=COLUMN) as (figure, axes):
         inches = COLUMN - BESIDE_MATRIX
         image = draw_correlation_matrix(axes, table, rotation=45.0, inches=inches, ha="right")
         label = "correlation of differences over pairs"
         figure.colorbar(image, ax=axes, label=label, shrink=0.8, aspect=25)
-        write_title(figure, axes, f"Correlation of {len(table)} features")
+        write_title(figure, axes, f"Correlation of {len(table)} features", f"{n_words:,} words")
         save(figure, folder, "correlation")
 
 
@@ -75,6 +86,7 @@ def draw_plane(axes: Axes, points: pd.DataFrame) -> None:
         points: A row for each layer: model, layer, x, y, and the stress (the error of the plane's
             distances), which is the same in all rows.
     """
+    names = []
     for number, (model, rows) in enumerate(points.groupby("model", sort=False)):
         axes.plot(
             rows["x"],
@@ -85,30 +97,32 @@ def draw_plane(axes: Axes, points: pd.DataFrame) -> None:
             alpha=0.7,
             markersize=3,
         )
-        for row in (rows.iloc[0], rows.iloc[-1]):
-            axes.annotate(
-                layer_name(row["layer"]),
-                (row["x"], row["y"]),
-                fontsize=SMALL,
-                color=colour_of(number),
-                xytext=(3, 3),
-                textcoords="offset points",
-            )
+        ends = rows.iloc[[0, -1]]
+        layers = [layer_name(layer) for layer in ends["layer"]]
+        names.append(ends[["x", "y"]].assign(name=layers, colour=colour_of(number)))
     axes.set_title(f"layers in a plane (MDS), stress {points['stress'].iloc[0]:.2f}")
     axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, 0.0))
     axes.set_aspect("equal", adjustable="datalim")
     axes.set(xticks=[], yticks=[])
+    _write_names(axes, pd.concat(names), points)
 
 
-def draw_contrasts(contrasts: list[Contrast], folder: Path) -> None:
+def draw_contrasts(contrasts: list[Contrast], folder: Path, n_words: int) -> None:
     """Draw contrasts, each of which shows two layers side by side.
 
     A contrast is a row of three panels: the words as points by their states in the first layer,
     the importance of each feature of words in both layers, and the words in the second layer.
     The words are coloured by the levels of the contrast's feature.
+
+    Args:
+        contrasts: The contrasts, from the top.
+        folder: Where the figure is written.
+        n_words: Over how many words the importance of features is.
     """
     n_rows = len(contrasts)
-    with canvas(PAGE, 2.4 * n_rows, rows=n_rows, columns=3, squeeze=False) as (figure, panels):
+    height = 2.4 * n_rows + 0.4  # rows of panels, and the title above them
+    named_features: dict[Axes, pd.DataFrame] = {}
+    with canvas(PAGE, height, rows=n_rows, columns=3, squeeze=False) as (figure, panels):
         for (left, middle, right), contrast in zip(panels, contrasts, strict=True):
             first_name, second_name = contrast.names
             first_words, second_words = contrast.words
@@ -116,7 +130,12 @@ def draw_contrasts(contrasts: list[Contrast], folder: Path) -> None:
             _draw_words(right, second_name, second_words, contrast.feature)
             # The legend is that of both panels of words.
             left.legend(markerscale=2, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0))
-            _draw_importance(middle, contrast)
+            named_features[middle] = _draw_importance(middle, contrast)
+        n_drawn = len(contrasts[0].words[0])
+        note = f"importance over {n_words:,} words; points at the sides: {n_drawn:,} of them"
+        write_title(figure, panels[0, 0], "Layers of models of different architectures", note)
+        for (axes, named), contrast in zip(named_features.items(), contrasts, strict=True):
+            _write_names(axes, named.assign(colour="black"), contrast.importance)
         save(figure, folder, "contrasts")
 
 
@@ -140,21 +159,18 @@ def _draw_words(axes: Axes, name: str, words: pd.DataFrame, feature: str) -> Non
     axes.set(xticks=[], yticks=[])
 
 
-def _draw_importance(axes: Axes, contrast: Contrast) -> None:
+def _draw_importance(axes: Axes, contrast: Contrast) -> pd.DataFrame:
     """Draw the importance of each feature in one layer against that in the other.
 
-    Features are named unless they are unimportant in both layers. A grey line shows where the
-    importance is the same in both.
+    A grey line shows where the importance is the same in both. The points of the features that
+    are to be named are returned: those that are not unimportant in both layers.
     """
     table = contrast.importance
     values = table[["x", "y"]].to_numpy()  # the importance in the first and the second layer
     largest = values.max()
     colours = [colour_of(number) for number in range(len(table))]
-    axes.scatter(table["x"], table["y"], color=colours, s=18, zorder=3)
+    axes.scatter(table["x"], table["y"], color=colours, s=POINT_SIZE, zorder=3)
     is_named = values.max(axis=1) > NAMED_SHARE * largest
-    named = table[is_named]
-    for feature, x, y in zip(named["feature"], named["x"], named["y"], strict=True):
-        axes.annotate(feature, (x, y), fontsize=SMALL, xytext=(3, 2), textcoords="offset points")
     ends = [min(values.min(), 0), 1.1 * largest]
     axes.plot(ends, ends, color="0.6", linewidth=0.8, zorder=0)
     first, second = contrast.names
@@ -162,4 +178,54 @@ def _draw_importance(axes: Axes, contrast: Contrast) -> None:
         xlabel=f"importance in {first} [drop of ρ]",
         ylabel=f"importance in {second}\n[drop of ρ]",
         title=contrast.title,
+    )
+    return table[is_named].rename(columns={"feature": "name"})
+
+
+def _write_names(axes: Axes, names: pd.DataFrame, points: pd.DataFrame) -> None:
+    """Write names beside points, where they cover the fewest points and earlier names.
+
+    Names and points are compared on the paper, by the layout that the figure has at the time.
+
+    Args:
+        axes: Where they are written.
+        names: A row for each name, with its point (x, y) and its colour.
+        points: All points of the axes (x, y).
+    """
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()  # finds the layout
+    margin = POINT_RADIUS * figure.dpi / POINTS_PER_INCH
+    places_of_points = axes.transData.transform(points[["x", "y"]].to_numpy())
+    boxes_of_names: list[Bbox] = []
+
+    def n_covered(box: Bbox) -> int:
+        """Return how many points and earlier names a name in this box would cover."""
+        n_points = box.padded(margin).count_contains(places_of_points)
+        return int(n_points + box.count_overlaps(boxes_of_names))
+
+    for row in names.to_dict("records"):
+        boxes = {}
+        for place in PLACES_OF_NAMES:
+            label = _write_beside(axes, row, place)
+            boxes[place] = label.get_window_extent()
+            label.remove()
+        best = min(PLACES_OF_NAMES, key=lambda place: n_covered(boxes[place]))  # the first of them
+        _write_beside(axes, row, best)
+        boxes_of_names.append(boxes[best])
+
+
+def _write_beside(
+    axes: Axes, row: Mapping[Hashable, Any], place: tuple[int, int, str]
+) -> Annotation:
+    """Write the name of a row beside its point; the place is one of `PLACES_OF_NAMES`."""
+    across, upwards, alignment = place
+    return axes.annotate(
+        str(row["name"]),
+        (row["x"], row["y"]),
+        fontsize=SMALL,
+        color=row["colour"],
+        xytext=(across, upwards),
+        textcoords="offset points",
+        ha=alignment,
     )

@@ -34,7 +34,9 @@ MOST_ACROSS = 3  # panels
 MARGIN = 0.05  # of the height of a panel, above and below its values
 
 
-def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Path) -> None:
+def draw_groups_by_depth(
+    panels_by_title: Mapping[str, pd.DataFrame], folder: Path, units: str
+) -> None:
     """Draw means over pairs of models against depth, a line for each kind of pair.
 
     The kind of a pair is the groups of its two models. Error bars are intervals over models.
@@ -45,6 +47,7 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
             pair), place (the depth), mean, low, high, column (the quantity) and axis (what the
             depth is called).
         folder: Where the figure is written.
+        units: What the intervals are over, such as "12 models in groups of 6 and 6".
     """
     n_panels = len(panels_by_title)
     # Three panels in a row if that fills all rows, and else two.
@@ -65,7 +68,7 @@ def draw_groups_by_depth(panels_by_title: Mapping[str, pd.DataFrame], folder: Pa
                 handle_of_label[label] = handle
         labels = list(handle_of_label)
         figure.legend(handle_of_label.values(), labels, loc="outside lower center", ncols=3)
-        note = "bars: 95 % intervals over models; panels of one quantity have one scale"
+        note = f"bars: 95 % intervals over {units}; panels of one quantity have one scale"
         write_title(figure, panels[0, 0], "Pairs of models within and between groups", note)
         save(figure, folder, "groups")
 
@@ -138,6 +141,8 @@ def _draw_distance_matrix(axes: Axes, table: pd.DataFrame) -> AxesImage:
     group_names = dict.fromkeys(group_of_models)  # each once, in order
     label = f"models: {', then '.join(group_names)}"
     axes.set(xlabel=label, ylabel=label)
+    for axis in (axes.xaxis, axes.yaxis):
+        ticks(axis, range(len(names)))
     return image
 
 

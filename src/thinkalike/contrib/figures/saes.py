@@ -41,7 +41,7 @@ def draw_sae_curves(curves: pd.DataFrame, folder: Path) -> None:
         panels[0][0].set_ylabel("explained variance [share]")
         handles, labels = panels[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
-        note = "lines: means over seeds; points: seeds"
+        note = f"lines: means over {curves['seed'].nunique()} seeds; points: seeds"
         write_title(figure, panels[0][0], "Sparse autoencoders by their start", note)
         save(figure, folder, "explained_variance")
 

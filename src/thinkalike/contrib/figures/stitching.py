@@ -25,7 +25,7 @@ LINE_STYLES = ("o-", "s--")
 SMOOTHED_STEPS = 10  # of a running mean
 
 
-def draw_directions(table: pd.DataFrame, folder: Path) -> None:
+def draw_directions(table: pd.DataFrame, folder: Path, units: str) -> None:
     """Draw the penalty of stitches against the layer, a line for each source and target.
 
     A stitch maps the states of a source to those of a target. Its penalty is the target's loss
@@ -36,6 +36,7 @@ def draw_directions(table: pd.DataFrame, folder: Path) -> None:
             penalty_high. There is a panel for each value of the column `group`, with at most
             eight pairs of source and target.
         folder: Where the figure is written.
+        units: What the intervals are over, such as "58 documents".
     """
     groups = list(dict.fromkeys(table["group"]))
     n_panels = len(groups)
@@ -61,7 +62,7 @@ def draw_directions(table: pd.DataFrame, folder: Path) -> None:
             axes.set(xlabel="layer of the stitch", title=group)
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25))
         panels[0][0].set_ylabel("penalty [nats per token]")
-        note = "bars: 95 % intervals over documents"
+        note = f"bars: 95 % intervals over {units}"
         write_title(figure, panels[0][0], "Stitches in all directions", note)
         save(figure, folder, "penalties")
 

@@ -16,11 +16,9 @@ from thinkalike.figures.style import (
     write_title,
 )
 
-BANDS = "coloured bands: 95 % intervals"
-
 
 def draw_subject_scores(
-    table: pd.DataFrame, ceilings: pd.DataFrame, folder: Path, comparator: str
+    table: pd.DataFrame, ceilings: pd.DataFrame, folder: Path, comparator: str, n_subjects: int
 ) -> None:
     """Draw how well each layer of each model explains recordings, a panel for each recorded layer.
 
@@ -32,6 +30,7 @@ def draw_subject_scores(
         ceilings: The ends `lower` and `upper` of the noise ceiling of each recorded layer.
         folder: Where the figure is written.
         comparator: How distances were compared, such as "spearman"; a label of the axis.
+        n_subjects: Over how many subjects the intervals are.
     """
     recorded_layers = list(ceilings["recorded"])
     n_panels = len(recorded_layers)
@@ -51,5 +50,6 @@ def draw_subject_scores(
         panels[0, 0].set_ylabel(f"{comparator.replace('_', ' ')}, mean over subjects")
         handles, labels = panels[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
-        write_title(figure, panels[0, 0], "Layers of models beside recorded subjects", BANDS)
+        note = f"coloured bands: 95 % intervals over {n_subjects} subjects"
+        write_title(figure, panels[0, 0], "Layers of models beside recorded subjects", note)
         save(figure, folder, "subjects")

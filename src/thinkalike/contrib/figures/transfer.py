@@ -64,7 +64,10 @@ def draw_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None
         figure.legend(handles, labels, loc="outside lower center", ncols=across)
         first = table.iloc[0]
         names = f"Probes of {first['source']} in {first['target']}"
-        write_title(figure, panels[0, 0], names, "bars: 95 % intervals")
+        fewest, most = table["sentences"].min(), table["sentences"].max()
+        counts = f"{most}" if fewest == most else f"{fewest} to {most}"
+        note = f"bars: 95 % intervals over {counts} sentences"
+        write_title(figure, panels[0, 0], names, note)
         save(figure, folder, name)
 
 
@@ -117,7 +120,7 @@ def _draw_chance(axes: Axes, chance: pd.Series) -> None:
         )
 
 
-def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> None:
+def draw_steering(table: pd.DataFrame, folder: Path, about: str, name: str = "steering") -> None:
     """Draw the effects of steering vectors against the layer pair.
 
     There is a panel for each position (the tokens to which vectors are added) and strength (what
@@ -127,6 +130,7 @@ def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> 
     Args:
         table: The table of a result of `measure=steering`.
         folder: Where the figure is written.
+        about: The pairs of texts, and what the intervals are over.
         name: The name of its files.
     """
     has_shares = bool(table["share"].notna().any())
@@ -143,7 +147,7 @@ def draw_steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> 
         figure.legend(handles, labels, loc="outside lower center", ncols=across)
         first = table.iloc[0]
         names = f"Steering vectors of {first['source']} in {first['target']}"
-        write_title(figure, panels[0, 0], names, "bars: 95 % intervals")
+        write_title(figure, panels[0, 0], names, about)
         save(figure, folder, name)
 
 

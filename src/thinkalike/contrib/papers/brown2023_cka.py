@@ -29,6 +29,7 @@ from thinkalike.contrib.papers.claims import (
 )
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.figures.layers import layer_heatmaps
+from thinkalike.instruments.layer_pairs.screen import amount_compared_in_words
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.models.access import checkpoint_location
 from thinkalike.models.checkpoints import named_folder, path_arguments
@@ -353,7 +354,14 @@ def _conclusion(
     for source, target in drawn:
         is_of_pair = (table["source"] == source) & (table["target"] == target)
         tables_of_heatmaps.append(table[is_of_pair])
-    draw = partial(layer_heatmaps, pd.concat(tables_of_heatmaps), file="cka", label="CKA")
+    any_result = next(iter(experiment.results.values()))  # all have the same documents
+    draw = partial(
+        layer_heatmaps,
+        pd.concat(tables_of_heatmaps),
+        file="cka",
+        label="CKA",
+        about=amount_compared_in_words(any_result),
+    )
     return Conclusion(table, claims, draw)
 
 

@@ -110,7 +110,7 @@ def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
         null = population.null
         panels |= _stitch_panel_tables(null, ", null") | _cka_panel_table(null, ", null")
         claims.append(_claim_that_null_groups_are_alike(null))
-    return _conclusion_with_panels(panels, claims)
+    return _conclusion_with_panels(panels, claims, population.units)
 
 
 def _conclude_figure7(experiment: ExperimentRun) -> Conclusion:
@@ -131,7 +131,7 @@ def _conclude_figure7(experiment: ExperimentRun) -> Conclusion:
     if population.config.null:
         panels |= _stitch_panel_tables(population.null, ", challenge, null")
         claims.append(claim_that_null_flips_fewer_predictions(population))
-    return _conclusion_with_panels(panels, claims)
+    return _conclusion_with_panels(panels, claims, population.units)
 
 
 def _conclude_figure8(experiment: ExperimentRun) -> Conclusion:
@@ -174,16 +174,19 @@ def _distance_table(population: PopulationResult) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).assign(value=population.distances.flatten().numpy())
 
 
-def _conclusion_with_panels(panels: dict[str, pd.DataFrame], claims: list[Claim]) -> Conclusion:
+def _conclusion_with_panels(
+    panels: dict[str, pd.DataFrame], claims: list[Claim], units: str
+) -> Conclusion:
     """Return the conclusion of a figure whose panels show values by depth.
 
     Args:
         panels: The table of each panel (subplot), by its title.
         claims: The judged claims.
+        units: What the intervals of the values are over, in words.
     """
     with_titles = [table.assign(panel=title) for title, table in panels.items()]
     table = pd.concat(with_titles, ignore_index=True)
-    return Conclusion(table, claims, partial(draw_groups_by_depth, panels))
+    return Conclusion(table, claims, partial(draw_groups_by_depth, panels, units=units))
 
 
 def _stitch_panel_tables(population: PopulationResult, ending: str) -> dict[str, pd.DataFrame]:

@@ -251,7 +251,9 @@ def _conclude_figure1(experiment: ExperimentRun) -> Conclusion:
         claims += _claims_about_activations(experiment, group)
     table = _joined_penalty_tables(experiment, directions)
     further_tables = {"asymmetry": _asymmetry_table(experiment, directions)}
-    return Conclusion(table, claims, partial(draw_directions, table), tables=further_tables)
+    any_result = experiment.results[directions[0].label]  # all report on the same documents
+    draw = partial(draw_directions, table, units=number_of_documents(any_result.scalars))
+    return Conclusion(table, claims, draw, tables=further_tables)
 
 
 def _asymmetry_table(

@@ -27,7 +27,7 @@ from thinkalike.contrib.papers.claims import (
 )
 from thinkalike.contrib.papers.experiment import Conclusion, Experiment, ExperimentRun, InnerJob
 from thinkalike.contrib.papers.model_pairs import MODELS, Pair, layers_argument, pairs_of
-from thinkalike.contrib.transfer.steering import BLANK, SteeringConfig
+from thinkalike.contrib.transfer.steering import BLANK, SteeringConfig, pairs_and_intervals
 from thinkalike.contrib.transfer.steering_trial import (
     CARRIED,
     LATER,
@@ -203,7 +203,7 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
         """Draw one figure for each pair of models and contrast."""
         for label, result in experiment.results.items():
             file_name = label.replace(", ", "-").replace(" ", "-")
-            draw_steering(result.details, folder, file_name)
+            draw_steering(result.details, folder, pairs_and_intervals(result), file_name)
 
     table = pd.concat(tables, ignore_index=True)
     # BLANK: the columns that may have empty cells.

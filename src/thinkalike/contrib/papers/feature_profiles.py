@@ -29,6 +29,11 @@ MODELS = {
         "mamba-mini-s1",
     ],
 }
+WEIGHTS = {  # that a profile is fitted with, by the setting `difference` of its measure
+    "indicator": "one weight per feature",
+    "scaled": "one weight per feature",
+    "levels": "a weight for each two levels",
+}
 RECURRENT = "mamba"  # the family whose profiles change midway
 TURN = 0.4  # of Mamba's depth, where word position becomes important: layer 10 of 24 in the paper
 
@@ -145,6 +150,16 @@ def profile_jobs(experiment: ExperimentRun) -> list[InnerJob]:
 def profiles_of(experiment: ExperimentRun) -> list[Profiles]:
     """Return the profiles of each model of an experiment, in order."""
     return [Profiles(name, experiment.results[name]) for name in experiment.names]
+
+
+def words_and_weights(profiles: Sequence[Profiles]) -> str:
+    """Return what profiles were fitted on and with, such as "1,500 words, one weight per feature".
+
+    It is the same for all models of an experiment.
+    """
+    result = profiles[0].result
+    n_words = result.provenance["stimuli"]["count"]
+    return f"{n_words:,} words, {WEIGHTS[result.config['measure']['difference']]}"
 
 
 def lead_over_others(

@@ -38,6 +38,7 @@ from thinkalike.contrib.papers.feature_profiles import (
     profile_jobs,
     profiles_of,
     units_of_folds,
+    words_and_weights,
 )
 from thinkalike.contrib.papers.mds import mds
 from thinkalike.contrib.papers.salle2024_words import printed
@@ -188,7 +189,9 @@ def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
 
     with_letters = [table.assign(matrix=title[0]) for title, table in tables.items()]  # A or B
     table = pd.concat(with_letters, ignore_index=True)
-    return Conclusion(table, claims, partial(draw_similarity, tables, below=draw_below))
+    about = words_and_weights(profiles)
+    draw = partial(draw_similarity, tables, below=draw_below, about=about)
+    return Conclusion(table, claims, draw)
 
 
 def _layers_as_points(similarity: Float[Tensor, "l l"], rows: pd.DataFrame) -> pd.DataFrame:
@@ -382,7 +385,8 @@ def _conclude_figure4(experiment: ExperimentRun) -> Conclusion:
         first_name, second_name = contrast.names
         tables.append(contrast.importance.assign(pair=pair, first=first_name, second=second_name))
     table = pd.concat(tables, ignore_index=True)
-    return Conclusion(table, claims, partial(draw_contrasts, [alike, unlike]))
+    draw = partial(draw_contrasts, [alike, unlike], n_words=len(stimuli))
+    return Conclusion(table, claims, draw)
 
 
 def _differences_on_folds(layers: Layers, pair: tuple[int, int]) -> Float[Tensor, "k f"]:

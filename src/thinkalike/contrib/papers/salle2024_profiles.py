@@ -30,6 +30,7 @@ from thinkalike.contrib.papers.feature_profiles import (
     profile_jobs,
     profiles_of,
     units_of_folds,
+    words_and_weights,
 )
 from thinkalike.figures.layers import profiles as draw_profiles
 from thinkalike.measures.mlem.importance import fold_interval
@@ -54,7 +55,9 @@ def _conclude_figure3(experiment: ExperimentRun) -> Conclusion:
     score_tables = [model.result.tables["scores"] for model in profiles]
     scores = pd.concat(score_tables, ignore_index=True)
     table = pd.concat([model.result.details for model in profiles], ignore_index=True)
-    draw = partial(draw_profiles, table, scores)
+    intervals = f"bands: 95 % intervals over {units_of_folds(profiles[0].scores)}"
+    note = f"{words_and_weights(profiles)}\n{intervals}"
+    draw = partial(draw_profiles, table, scores, about=note)
     return Conclusion(table, claims, draw, tables={"scores": scores})
 
 

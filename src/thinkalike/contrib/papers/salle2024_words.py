@@ -93,7 +93,8 @@ def _conclude_figure_s5(experiment: ExperimentRun) -> Conclusion:
         units=f"{n_folds} parts of {len(stimuli)} words",
     )
     table = correlation.table.rename_axis("feature").reset_index()
-    return Conclusion(table, [claim], partial(draw_correlation, correlation.table))
+    draw = partial(draw_correlation, correlation.table, n_words=len(stimuli))
+    return Conclusion(table, [claim], draw)
 
 
 NO_MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # these are about words alone

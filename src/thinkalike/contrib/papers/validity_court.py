@@ -153,10 +153,11 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
 
     def draw(folder: Path) -> None:
         """Draw all sources by each measure, and the doses if there are some."""
-        draw_court(table, [judge.name for judge in ranking.judges_of(table)], folder)
+        judges_drawn = [judge.name for judge in ranking.judges_of(table)]
+        draw_court(table, judges_drawn, folder, units)
         if len(doses):
             curves = {str(judge): curve for judge, curve in doses.groupby("judge", sort=False)}
-            draw_doses(curves, folder)
+            draw_doses(curves, folder, len(experiment.results))
 
     not_empty = {name: rows for name, rows in further_tables.items() if len(rows)}
     return Conclusion(table, claims, draw, tables=not_empty)

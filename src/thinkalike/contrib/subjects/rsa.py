@@ -96,7 +96,8 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         if "models" in result.tables:
             ceilings = _mean_ceilings(result.tables["ceilings"])
             comparator = result.config["measure"]["comparator"]
-            draw_subject_scores(result.details, ceilings, folder, comparator)
+            n_subjects = len(result.provenance["subjects"])
+            draw_subject_scores(result.details, ceilings, folder, comparator, n_subjects)
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return the highest mean score of a layer, if there are models, and the noise ceiling."""

@@ -216,7 +216,7 @@ class Steering(
         """Draw the effects of the vectors over layers."""
         from thinkalike.contrib.figures.transfer import draw_steering  # imports matplotlib
 
-        draw_steering(result.details, folder)
+        draw_steering(result.details, folder, pairs_and_intervals(result))
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return the effects of two steering vectors, as shares of the natural effect.
@@ -258,10 +258,9 @@ class Steering(
             value_column = "share"
             interval_columns = ["low", "high"]
             unit = "share of the natural effect"
-        file_of_pairs = Path(result.provenance["contrasts"]["source"]).name
         title = (
             f"Steering of {first['target']} by vectors of {first['source']}, "
-            f"{scalars['pairs']:.0f} pairs of {file_of_pairs}: {unit}"
+            f"{pairs_in_words(result)}: {unit}"
         )
         show_table(_table_of_effects(title, table, value_column))
 
@@ -278,6 +277,18 @@ class Steering(
             f"{strongest['strength']:g}, added at {where}."
         )
         show_text(LEGEND)
+
+
+def pairs_in_words(result: Result) -> str:
+    """Return how many pairs of texts there are and where they are from: "9 pairs of mine.csv"."""
+    file_of_pairs = Path(result.provenance["contrasts"]["source"]).name
+    return f"{result.scalars['pairs']:.0f} pairs of {file_of_pairs}"
+
+
+def pairs_and_intervals(result: Result) -> str:
+    """Return which pairs of texts there are, and what the bars of a figure are, in words."""
+    n_words = len(set(result.arrays["groups"].tolist()))
+    return f"{pairs_in_words(result)}; bars: 95 % intervals over {n_words} words"
 
 
 def _table_of_effects(title: str, table: pd.DataFrame, value_column: str) -> Table:
