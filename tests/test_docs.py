@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 import pages
 from conftest import ROOT, composed
 from pages import COMMANDS, DOCS, DOORS, script
-from thinkalike.catalogue import conf_folders
+from thinkalike.catalogue import FORMER_COLUMNS, conf_folders
 from thinkalike.cli import NAMES_OF_MODELS, as_analysis
 from thinkalike.config import CONF, MEASURES, TASKS, TrainConfig, instrument, measure_schema, options
 from thinkalike.config.groups import GROUPS, folder_node, schema_node, unset_settings
@@ -198,14 +198,33 @@ def test_the_tree_names_every_package():
     assert [name for name in names if name not in tree] == []
 
 
+def without_shell(block):
+    """Return a block of Python without its lines for a shell, which begin with ! or %."""
+    return re.sub(r"^[!%].*(\n +.*)*$", "pass", block, flags=re.MULTILINE)
+
+
 def test_examples_in_python_are_python_and_import_what_is_there():
     lost = []
     for block in (block for page in PAGES for block in pages.blocks(page.read_text(), "python")):
-        code = re.sub(r"^[!%].*(\n +.*)*$", "pass", block, flags=re.MULTILINE)
-        for node in ast.walk(ast.parse(code)):
+        for node in ast.walk(ast.parse(without_shell(block))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("thinkalike"):
                 lost += [each.name for each in node.names if not hasattr(import_module(node.module), each.name)]
     assert lost == []
+
+
+def former_names_in(code):
+    """Return the strings of a block of Python that are former names of columns, of tables or of numbers."""
+    names = {former.removesuffix(".csv") for renamed in FORMER_COLUMNS.values() for former in renamed.values()}
+    strings = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
+    return [each for each in strings if isinstance(each, str) and re.sub(r"_(low|high)$", "", each) in names]
+
+
+def test_examples_in_python_ask_for_columns_by_their_present_names():
+    """A column that was renamed is a KeyError in a tutorial, and only slow tests run those."""
+    blocks = [(page, block) for page in PAGES for block in pages.blocks(page.read_text(), "python")]
+    lost = [(pages.name_of(page), former_names_in(without_shell(block))) for page, block in blocks]
+    assert [each for each in lost if each[1]] == []
+    assert former_names_in('table[["penalty", "reading_low"]]') == ["reading_low"], "control"
 
 
 @pytest.mark.ci_slow

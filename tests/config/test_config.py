@@ -453,6 +453,18 @@ def test_a_target_runs_as_the_source_but_is_itself():
     assert composed(*words, "model@target=pythia-160m-deduped", "target.dtype=float32").target.dtype == "float32"
 
 
+def test_a_target_is_read_at_the_heads_of_the_source():
+    """A target that was named was read at all heads together, and the source at each of them."""
+    words = ["measure=cka", "model=gpt2-mini", "model.site=z", "model.head=all"]
+    for named in ([], ["model@target=gpt2-mini-s1"]):
+        target = composed(*words, *named, entry="analyze").target
+        assert (target.site, target.head) == ("z", "all")
+        target = composed(*words, *named, "target.head=2", entry="analyze").target
+        assert (target.site, target.head) == ("z", 2)
+        target = composed(*words, *named, "target.site=mlp_out", entry="analyze").target
+        assert (target.site, target.head) == ("mlp_out", None), "which has no heads"
+
+
 @pytest.mark.parametrize("written", ["1_000", "1e5", "3.10", ".5", "1000", "+7"])
 def test_a_text_keeps_what_a_command_line_says_of_it(written):
     """Hydra reads numbers, of which 3.10 would be the revision 3.1; a number stays a number."""

@@ -34,14 +34,15 @@ def settings_of_models(
     """
     given = given_settings(model)
     given_of_target = given_settings(target)
-    has_heads = "z" in str(given_of_target.get("site", "z"))
-    if not has_heads:  # so that the head of the source is not that of the target
+    target_is_chosen = "model@target" in chosen
+    takes_site_of_source = target_is_chosen and "model.site" in keys and "target.site" not in keys
+    site_of_target = model["site"] if takes_site_of_source else given_of_target.get("site", "z")
+    if "z" not in str(site_of_target):  # so that the head of the source is not that of the target
         given_of_target = {"head": None} | given_of_target
         keys = {*keys, "target.head"}
 
     how_it_runs = {name: model[name] for name in HOW_IT_RUNS if f"model.{name}" in keys}
     is_default = "model" not in chosen
-    target_is_chosen = "model@target" in chosen
     names_one = "name" in given or (not target_is_chosen and "name" in given_of_target)
     if is_default and (names_one or "model" in reads):
         model = option("model", SOURCE) | given
