@@ -1,8 +1,8 @@
 """Numbers and truth values as a person wrote them, for settings that are texts.
 
 YAML and Hydra read `revision: 1.10` as the number 1.1, and YAML reads `revision: no` as false,
-before anybody knows that a revision is a text. So the text of each such value is kept beside the values, by its place, until the schema of
-the setting is known.
+before anybody knows that a revision is a text. So the text of each such value is kept beside the
+values, by its place, until the schema of the setting is known.
 """
 
 from __future__ import annotations
