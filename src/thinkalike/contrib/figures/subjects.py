@@ -47,9 +47,9 @@ def draw_subject_scores(
                 ticks(axes.xaxis, list(rows["layer"]))
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             axes.set(title=str(name), xlabel="layer")
-        panels[0, 0].set_ylabel(f"{comparator.replace('_', ' ')}, mean over subjects")
+        panels[0, 0].set_ylabel(f"{comparator.replace('_', ' ')}, mean over participants")
         handles, labels = panels[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
-        note = f"coloured bands: 95 % intervals over {n_subjects} subjects"
-        write_title(figure, panels[0, 0], "Layers of models beside recorded subjects", note)
+        note = f"coloured bands: 95 % intervals over {n_subjects} participants"
+        write_title(figure, panels[0, 0], "Layers of models beside recorded participants", note)
         save(figure, folder, "subjects")
