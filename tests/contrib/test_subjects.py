@@ -383,7 +383,7 @@ def test_profiles_of_subjects_have_a_group(measured, stimuli, tmp_path):
     assert scores["score"]["IT"] > 0.8 * scores["lower"]["IT"]
     assert scores["lower"]["V1"] < 0.5 * scores["lower"]["IT"], "subjects differ"
     assert (scores["lower"] < scores["upper"]).all()
-    assert "4 subjects" in done.stdout
+    assert "4 participants" in done.stdout
     assert "noise ceiling" in done.stdout
 
 

@@ -53,7 +53,7 @@ class SubjectsMLEM(
         """Return the profiles (the importance of each feature) and scores that the screen shows.
 
         The rows of the subjects (recorded participants) are replaced by rows of their mean, with a
-        name such as "12 subjects". A result without subjects has no such means and is shown as it
+        name such as "12 participants". A result without subjects has no such means and is shown as it
         is.
         """
         profiles = result.details
@@ -61,7 +61,7 @@ class SubjectsMLEM(
         if "group" not in result.tables:
             return profiles, scores
         subjects = result.provenance["subjects"]
-        name = f"{len(subjects)} subjects"
+        name = f"{len(subjects)} participants"
         group_profiles = result.tables["group"].assign(model=name)
         group_scores = result.tables["group_scores"].assign(model=name)
         model_profiles = profiles[~profiles["model"].isin(subjects)]

@@ -121,9 +121,9 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         stimuli = result.provenance["stimuli"]
         n_subjects = len(result.provenance["subjects"])
         show_text(
-            f"{n_subjects} subjects, {of_stimuli.stimuli_in_words(stimuli)}; "
-            f"{measure['comparator']} of {measure['distance']} distances, mean over subjects; "
-            "best layers are chosen on the other subjects."
+            f"{n_subjects} participants, {of_stimuli.stimuli_in_words(stimuli)}; "
+            f"{measure['comparator']} of {measure['distance']} distances, mean over participants; "
+            "best layers are chosen on the other participants."
         )
         for recorded, ceilings in result.tables["ceilings"].groupby("recorded", sort=False):
             _show_ceiling(str(recorded), ceilings)
@@ -161,7 +161,7 @@ def _show_ceiling(recorded: str, ceilings: pd.DataFrame) -> None:
     lower_ends = torch.tensor(ceilings["lower"].to_numpy(float))
     doubt = ""
     if float(random_effects(lower_ends).low) <= 0:
-        doubt = "; subjects share too little to judge a model by"
+        doubt = "; participants share too little to judge a model by"
     ends = f"{ceilings['lower'].mean():.3f} to {ceilings['upper'].mean():.3f}"
     show_text(f"{recorded}: noise ceiling {ends}{doubt}", indent=2)
 
