@@ -53,8 +53,8 @@ class SubjectsMLEM(
         """Return the profiles (the importance of each feature) and scores that the screen shows.
 
         The rows of the subjects (recorded participants) are replaced by rows of their mean, with a
-        name such as "12 participants". A result without subjects has no such means and is shown as it
-        is.
+        name such as "12 participants". A result without subjects has no such means and is shown as
+        it is.
         """
         profiles = result.details
         scores = result.tables["scores"]
