@@ -218,6 +218,13 @@ def test_a_caption_says_over_how_many_what_intervals_are(draw):
     assert re.search(r"(bars|bands): 95 % intervals over \d+ [a-z]", figure.get_suptitle())
 
 
+def test_a_step_is_at_the_same_place_in_both_panels_of_settling():
+    with figures.shown_figures() as shown:
+        settling()
+    ((_, (curves_axes, onsets_axes)),) = shown.values()
+    assert curves_axes.get_xlim() == onsets_axes.get_xlim()
+
+
 def test_names_of_features_cover_no_point():
     words = pd.DataFrame({"x": [0.0, 1.0], "y": [0.0, 1.0], "level": ["Noun", "Verb"], "stress": 0.36})
     points = [(0.027, 0.0), (0.048, 0.008), (0.096, 0.018), (0.134, 0.130), (0.03, 0.05), (0.03, 0.06)]
@@ -244,7 +251,7 @@ def test_names_of_features_cover_no_point():
         (correlation, "650 words"),
         (contrasts, "over 1,431 words"),
         (autoencoders, "means over 2 seeds"),
-        (settling, "5 training runs, seed 0 to seed 4"),
+        (settling, "5 training runs: seed 0, to seed 4"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

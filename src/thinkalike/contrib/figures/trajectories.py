@@ -35,8 +35,9 @@ def draw_settling(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder
         _draw_onsets(onsets_axes, onsets)
         for axes in (curves_axes, onsets_axes):
             label_steps(axes, steps)
+        onsets_axes.set_xlim(curves_axes.get_xlim())  # a step is at the same place in both
         names = list(runs)
-        title = f"{len(names)} training runs, {names[0]} to {names[-1]}"
+        title = f"{len(names)} training runs: {names[0]}, to {names[-1]}"
         write_title(figure, curves_axes, title)
         save(figure, folder, "settling")
 
