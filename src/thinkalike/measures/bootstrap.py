@@ -35,7 +35,7 @@ def sum_by_document(
     """Return the sum of the values of each document's tokens, in float64.
 
     Args:
-        values: A value for each token.
+        values: A value for each token, which must be finite, as `Within` demands.
         documents: The number of each token's document.
         count: How many documents there are.
 
