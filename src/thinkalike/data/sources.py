@@ -298,7 +298,8 @@ def commit_of(repository: str, revision: str | None, label: str = "a data set") 
     """
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
-    with _errors_name_data_set(label, repository, revision, _use_local_text()):
+    remedy = _use_local_text()  # what an error suggests
+    with _errors_name_data_set(label, repository, revision, remedy):
         return resolved("dataset", repository, revision).sha
 
 
