@@ -24,6 +24,7 @@ from thinkalike.errors import one_line
 
 Prepared = TypeVar("Prepared")  # what a measure makes of a layer
 
+# The integers that take as many bytes as a number.
 INTEGERS_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

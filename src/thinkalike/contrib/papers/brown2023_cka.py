@@ -448,7 +448,7 @@ def _conclude_figures_4_and_5(experiment: ExperimentRun) -> Conclusion:
     return _conclusion(experiment, claims, drawn_pairs)
 
 
-def _head_dimensions(config: ModelConfig) -> dict[str, int]:
+def _sizes_in_config_json(config: ModelConfig) -> dict[str, int]:
     """Read the sizes of a Hugging Face model from its config.json, without its weights.
 
     These are the number of layers, the width, the number of heads, and the dimensions of a head.
@@ -481,7 +481,8 @@ def _conclude_table1(experiment: ExperimentRun) -> Conclusion:
     and with all larger ones. The table has the sizes of all models.
     """
     rows = [
-        {"model": name, **_head_dimensions(model)} for name, model in experiment.models.items()
+        {"model": name, **_sizes_in_config_json(model)}
+        for name, model in experiment.models.items()
     ]
     table = pd.DataFrame(rows)  # in order of size
     odd_name = "neox-5l-odd-mini" if experiment.scale == "mini" else "pythia-2.8b-deduped"

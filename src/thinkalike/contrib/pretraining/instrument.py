@@ -130,7 +130,7 @@ class MiniPretraining(
             "learning_rate": recipe.lr,
             "command": f"python train.py task=pretrain model={model.name}",
         }
-        folder = work.job.aside / str(model.name)
+        folder = work.job.aside / str(model.name)  # in the folder that becomes the result
         if recipe.kept_steps:
             # Copied, not moved: a run that dies here needs the checkpoints again.
             shutil.copytree(kept_folder, folder)

@@ -232,6 +232,7 @@ class Steering(
         by_position_and_strength = result.details.groupby(["position", "strength"], sort=False)
         _, first_rows = next(iter(by_position_and_strength))
         strongest = first_rows[first_rows["condition"] == NATIVE].nlargest(1, "effect")
+        # The rows of all conditions at the layers of the strongest native vector.
         at_strongest = first_rows.merge(strongest[["source_layer", "target_layer"]])
         headlines = []
         for name, condition in (("carried_share", CARRIED), ("native_share", NATIVE)):

@@ -116,6 +116,8 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     if "outputs" in tables and tables["outputs"]["restoring_effect"].notna().any():
         follows_modules = bool(numbers["modules"])
         most_outputs = result.config["measure"].get("outputs", 0)
+        # If there are as many outputs of attention and MLPs as the setting allows, others may have
+        # been left out. ("z" is the output of a head, in TransformerLens's words.)
         is_choice = (tables["outputs"]["output"] != "z").sum() >= most_outputs
         tokens = _tokens_of_choice(result) if is_choice else 0
         outputs = _outputs_in_words(tables["outputs"], follows_modules, tokens)

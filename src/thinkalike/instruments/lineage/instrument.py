@@ -119,14 +119,13 @@ class LineageInstrument(
         # The p-values are corrected for all pairs of blocks, of all pairs of models.
         tests = sum(len(source.units) * len(target.units) for source, target in pairs)
         n_head_tests = sum(len(source.heads) * len(target.heads) for source, target in pairs)
+        n_head_tests = max(n_head_tests, 1)  # there are 0 if heads are not known
         # Whether to count the units with similar weights in blocks that come from no other block.
         likeness = config.measure_as(LineageConfig).likeness
         comparisons = []
         for source, target in pairs:
             comparisons.append(
-                compare_models(
-                    source, target, tests, likeness=likeness, n_head_tests=max(n_head_tests, 1)
-                )
+                compare_models(source, target, tests, likeness=likeness, n_head_tests=n_head_tests)
             )
 
         origins = pd.concat([table_of_origins(comparison) for comparison in comparisons])

@@ -199,7 +199,7 @@ def fit_profiles(
         reason = str(error)
         if "groups" in reason:
             reason += f"; {named_setting('measure.together', 'stimulus')} lets folds divide a text"
-        reason += numbered(sides, str(error))
+        reason += numbered(sides, str(error))  # which models' layers the message counts
         raise DataError(f"{stimuli.source}: {reason}") from error
     _warn_of_few_sentences(measure, stimuli, importance)
     return model, importance
