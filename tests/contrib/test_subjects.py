@@ -174,7 +174,7 @@ def test_without_resamples_there_is_no_interval_over_stimuli():
 def test_the_best_is_chosen_on_other_subjects():
     found = model_scores(torch.rand(3, P), torch.rand(3, P), resamples=2)
     values = torch.tensor([[0.9, 0.1, 0.1], [0.0, 0.6, 0.0], [0.2, 0.2, 0.2]], dtype=torch.float64)
-    planted = type(found)(values, values.expand(2, 3, 3), found.ceiling, found.lower, found.draws)
+    planted = type(found)(values, values.expand(2, 3, 3), found.ceiling, found.lower_of_resamples, found.draws)
     scored, chosen = planted.best([0, 1, 2])
     assert chosen.tolist() == [1, 0, 0]
     assert scored.values.tolist() == [0.0, 0.1, 0.1]

@@ -30,7 +30,7 @@ from thinkalike.evaluation.forks import (
 from thinkalike.instruments.diff.directions import rows_of_directions
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.outcome import worst_verdict
-from thinkalike.instruments.diff.screen import APART, _module_names, screen_lines
+from thinkalike.instruments.diff.screen import LEAST_Z_NAMED, _module_names, screen_lines
 from thinkalike.instruments.diff.tables import _mean_distance
 from thinkalike.measures.changes import kl_of_rounding
 from thinkalike.models.load import load_model
@@ -574,12 +574,12 @@ def test_forks_by_another_recipe_tell_no_part_apart():
         factors = 1.5 + 0.1 * torch.randn(12, generator=generator)
         recipe = [change(move.weights.view(12, 12) * factor) for move, factor in zip(changed, factors, strict=True)]
         beyond, p = beyond_forks(recipe, forks)
-        flagged += p <= 0.05 and bool(beyond.max() >= APART)
+        flagged += p <= 0.05 and bool(beyond.max() >= LEAST_Z_NAMED)
         recipe[7] = change(recipe[7].weights.view(12, 12) * 3)
         beyond, p = beyond_forks(recipe, forks)
         assert beyond.argmax() == 7
         assert p <= 0.05
-        assert beyond[7] >= APART
+        assert beyond[7] >= LEAST_Z_NAMED
     assert flagged <= 4
 
 

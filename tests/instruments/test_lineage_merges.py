@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import tiny
+from thinkalike.instruments.lineage.comparison import compare_models
+from thinkalike.instruments.lineage.merges import merges_in_words, table_of_merges
 from thinkalike.measures.merges import fit_merge
 from thinkalike.measures.seeds import seeded
+from thinkalike.models.units import UnitModel, Units
 
 Weights = dict[str, Tensor]
 
@@ -136,6 +141,71 @@ def test_both_parents_of_a_merge_are_named(
         assert set(done.result.tables["merges"]["target"]) == {"merged"}
         assert set(done.result.tables["merges"]["source"]) == {"first", "second"}
         assert expected in " ".join(done.stdout.split())
+
+
+def table_of_merged(blocks: list[tuple[int, str, dict[str, float]]]) -> pd.DataFrame:
+    """The table of merges for one merged model, from (block, module, weight of each parent)."""
+    rows = []
+    for layer, module, weights in blocks:
+        for parent, weight in weights.items():
+            explained = 0.9 if len(weights) > 1 else float("nan")
+            rows.append(("merged", layer, module, parent, layer, weight, explained))
+    columns = "target target_layer target_module source source_layer weight explained"
+    return pd.DataFrame(rows, columns=columns.split())
+
+
+def test_a_block_that_is_no_merge_is_not_named_with_those_around_it():
+    mean_of_both = {"a": 0.7, "b": 0.3}
+    (sentence,) = merges_in_words(table_of_merged([(layer, "mlp", mean_of_both) for layer in (0, 1, 3, 4)]))
+    assert "blocks 0 to 1 are 0.70 a + 0.30 b (" in sentence
+    assert "blocks 3 to 4 are 0.70 a + 0.30 b (" in sentence
+    (control,) = merges_in_words(table_of_merged([(layer, "mlp", mean_of_both) for layer in range(5)]))
+    assert "blocks 0 to 4 are 0.70 a + 0.30 b (" in control
+
+
+class InMemory:
+    """Weights in a dictionary."""
+
+    def __init__(self, tensors: Weights):
+        self.tensors = tensors
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+
+def test_each_expert_of_a_stack_has_a_module_of_its_own_in_the_table():
+    n_units, width = 64, 16
+    experts = [Units(0, "mlp.experts", "down", "up", n_units, width, expert) for expert in range(2)]
+    shapes = {"down": (2, n_units, width), "up": (2, width, n_units), "embedding": (64, width)}
+    origin = {name: torch.randn(shape, generator=seeded(0)) for name, shape in shapes.items()}
+    first, second = tuned(origin, 1), tuned(origin, 2)
+    merged = {name: (first[name] + second[name]) / 2 for name in shapes}
+    models = []
+    for name, weights in (("first", first), ("second", second), ("merged", merged)):
+        tokens = {str(number): number for number in range(64)}
+        models.append(UnitModel(name, InMemory(weights), experts, tokens, "embedding", {}, []))
+    pairs = itertools.combinations(models, 2)
+    comparisons = [compare_models(source, target, 12, likeness=False, n_head_tests=1) for source, target in pairs]
+
+    table = table_of_merges(comparisons)
+    assert list(zip(table["target_module"], table["source"], strict=True)) == [
+        ("mlp.experts.0", "first"),
+        ("mlp.experts.0", "second"),
+        ("mlp.experts.1", "first"),
+        ("mlp.experts.1", "second"),
+    ]
+    (sentence,) = merges_in_words(table)
+    assert "block 0 is 0.50 first + 0.50 second (" in sentence
+
+
+def test_the_weights_of_a_block_are_those_of_the_experts_with_these_parents():
+    blocks = [(0, "mlp.0", {"a": 0.7, "b": 0.3}), (0, "mlp.1", {"a": 1.0}), (1, "mlp.0", {"a": 1.0})]
+    (sentence,) = merges_in_words(table_of_merged(blocks))
+    assert "block 0 is 0.70 a + 0.30 b (" in sentence
+    assert "blocks 0 to 1 are from a, unchanged" in sentence
 
 
 def test_a_family_without_a_merge_names_none(family, tmp_path, cli):

@@ -7,7 +7,7 @@ import scipy.special
 import scipy.stats
 import torch
 
-from thinkalike.instruments.diff.screen import APART
+from thinkalike.instruments.diff.screen import LEAST_Z_NAMED
 from thinkalike.measures.changes import (
     deviations_beyond_null,
     directions_of_change,
@@ -181,10 +181,10 @@ def test_what_most_groups_do_is_beyond_the_null_in_none():
         runs = drawn(20, 12, 2, seed=seed) * 0.05
         runs[0] += 1 + 0.3 * drawn(12, 2, seed=1000 + seed)
         beyond, p = deviations_beyond_null(runs[0], runs[1:])
-        false += bool(beyond.max() > APART and p <= 0.05)
+        false += bool(beyond.max() > LEAST_Z_NAMED and p <= 0.05)
         runs[0, 3] += 4
         beyond, p = deviations_beyond_null(runs[0], runs[1:])
-        right += bool(beyond.argmax() == 3 and beyond.max() > APART and p <= 0.05)
+        right += bool(beyond.argmax() == 3 and beyond.max() > LEAST_Z_NAMED and p <= 0.05)
     assert false <= 5
     assert right == 50
     few = drawn(20, 3, 2)

@@ -434,15 +434,16 @@ def canonical(text: str) -> str:
 def files_of(config: DataConfig) -> list[Path]:
     """Return the files that the setting `data.files` names, in its order.
 
-    A name is taken as a glob only if there is no file of this name, because `notes [v2].txt` may
-    be either. The files of a glob are sorted.
+    A "~" at the beginning of a name stands for the home folder. A name is taken as a glob only if
+    there is no file of this name, because `notes [v2].txt` may be either. The files of a glob are
+    sorted.
 
     Raises:
         DataError: A glob matches no file.
     """
     files: list[Path] = []
     for name in config.files or []:
-        path = in_home(name)
+        path = in_home(name)  # with the home folder in place of "~"
         if is_there(path):
             files.append(path)
             continue

@@ -233,7 +233,7 @@ class Pattern(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of sentences."""
+        """The number of sentences of this pattern."""
         return prod(map(len, self.slots))
 
 
@@ -244,6 +244,9 @@ def patterns(size: str = "small") -> tuple[Pattern, ...]:
     Each tense and each clause has a pattern without a place and one with a place, such as "in the
     garden". Patterns with an empty slot make no sentence and are left out: the small grammar, for
     example, has no adjectives and no places.
+
+    Args:
+        size: The grammar: "small", "large" or "crossed".
     """
     words = lexicon(size)
     prepositions = [Word(form, "Preposition") for form in PREPOSITIONS.split()]
@@ -398,6 +401,10 @@ def derivations(text: str, size: str = "small") -> list[Sentence]:
 
     The list is empty if the text is not a sentence of the grammar. Otherwise it has one sentence,
     since no text can be read in two ways in these grammars.
+
+    Args:
+        text: The words of the text, divided by spaces.
+        size: The grammar: "small", "large" or "crossed".
     """
     forms = text.split()
     sentences = []

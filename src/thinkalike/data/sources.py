@@ -124,7 +124,10 @@ def _check_encoding(text: str, path: Path) -> None:
 
 
 class _ExpansionLimit:
-    """Counts what a compressed file becomes: a few kilobytes can stand for gigabytes."""
+    """Counts the bytes that a compressed file expands to, and refuses more than a text has.
+
+    A few kilobytes can stand for gigabytes.
+    """
 
     def __init__(self, path: Path):
         self._path = path
@@ -146,7 +149,12 @@ class _ExpansionLimit:
 
 
 class _ExpandedBytes(io.RawIOBase):
-    """The content of a compressed file, which ends in an error if it expands too much."""
+    """The content of a compressed file, which ends in an error if it expands too much.
+
+    Args:
+        path: The file.
+        read: Given a number, returns at most as many of the next bytes of the expanded content.
+    """
 
     def __init__(self, path: Path, read: Callable[[int], bytes]):
         self._read = read
@@ -239,9 +247,9 @@ def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Re
     for name, count in Counter(names).items():
         if count > 1:
             raise DataError(f"{path}: the column {name} occurs more than once; rename one")
-    columns = None
+    columns_to_read = None  # all
     if field in names:
-        columns = [field]
+        columns_to_read = [field]
 
     # Texts stay in dictionaries until their lengths are added up: a row may repeat a text of
     # megabytes in two bytes.
@@ -250,7 +258,7 @@ def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Re
     file = pyarrow.parquet.ParquetFile(path, read_dictionary=stored_columns)
     expanded = _ExpansionLimit(path)
     number = 0
-    for batch in file.iter_batches(columns=columns):
+    for batch in file.iter_batches(columns=columns_to_read):
         for column in batch.columns:
             expanded.add(_bytes_of_texts(column))
         for record in batch.to_pylist():
@@ -298,7 +306,8 @@ def commit_of(repository: str, revision: str | None, label: str = "a data set") 
     """
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
-    with _errors_name_data_set(label, repository, revision, _use_local_text()):
+    remedy = _use_local_text()  # what an error suggests
+    with _errors_name_data_set(label, repository, revision, remedy):
         return resolved("dataset", repository, revision).sha
 
 

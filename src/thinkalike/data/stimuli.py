@@ -289,10 +289,11 @@ class Stimuli:
         ]
 
     def texts_beside_groups(self) -> Int[Tensor, " n"] | None:
-        """Return the number of each stimulus's text, or None if only groups stay together.
+        """Return the number of each stimulus's text; None if texts need not be told from groups.
 
-        Texts are the groups by default. Otherwise the stimuli of a text may be alike as well,
-        unless each text has one stimulus.
+        The null of feature importance permutes whole groups, or whole texts for a feature that is
+        constant in each text: the stimuli of one text may be alike, too. None is returned if texts
+        are the groups, as they are without `groups_column`, or if each text has one stimulus.
         """
         texts = self._texts
         if self.groups_column is None or len(texts.unique()) == len(self):

@@ -27,10 +27,10 @@ SCREENING_TOKENS = 128
 
 
 class PartChanges(NamedTuple):
-    """What one part does at each of n tokens; None where it was not exchanged."""
+    """What one part of the changed model does at each of n tokens; None where not exchanged."""
 
     entering: Float[Tensor, " n"] | None
-    """‖y - x‖ / ‖x‖ of the states x that a block of the base returns, and y with this part."""
+    """‖y - x‖ / ‖x‖ of the states x after the part's block in the base, and y with this part."""
 
     without: Float[Tensor, " n"] | None
     """KL(base ‖ changed model with the base's part) in nats."""
@@ -85,6 +85,7 @@ def _kl_with_changed_part(
         part: The part, such as the MLP of a block.
     """
     # The blocks before the part are not run again: the base's own states enter its block.
+    # `batch.kl` compares the predictions with those of the unchanged base, which the batch holds.
     with exchanged(base, changed, part):
         return batch.kl(base, first_block=part.layer, states=batch.base)
 
@@ -101,6 +102,7 @@ def _kl_with_base_part(
         part: The part, such as the MLP of a block.
     """
     # The blocks before the part are not run again: the changed model's own states enter its block.
+    # `batch.kl` compares the predictions with those of the base, which the batch holds.
     with exchanged(changed, base, part):
         return batch.kl(changed, first_block=part.layer, states=batch.changed)
 
@@ -183,9 +185,9 @@ def _screen_parts(
 ) -> ExchangesDone:
     """Choose the parts that will be exchanged between both models, each on all of the text.
 
-    If more than `most_parts` of the given parts of blocks are there, each is put into the base on
-    few tokens, and those that change the base's predictions least are left out. Parts outside of
-    blocks (embedding, final norm, unembedding) are never left out.
+    If more than `most_parts` of the given parts belong to blocks, each of these is put into the
+    base on few tokens, and those that change the base's predictions least are left out. Parts
+    outside of blocks (embedding, final norm, unembedding) are never left out.
 
     Args:
         base, changed: The two models.
@@ -237,8 +239,8 @@ def output_at(
     """
     outputs: dict[str, Tensor] = {}  # filled while the block runs
     before = states[hook_point.layer]
-    module = Place(hook_point.site, hook_point.layer)  # for a head, all heads of the layer
-    with sites.captured(module, "output", before.shape[:2], outputs):
+    all_heads = Place(hook_point.site, hook_point.layer)  # the hook point without its head, if any
+    with sites.captured(all_heads, "output", before.shape[:2], outputs):
         model.advance(before, hook_point.layer, hook_point.layer + 1)
     if hook_point.head is None:
         return outputs["output"]
@@ -247,7 +249,14 @@ def output_at(
 
 @dataclass(frozen=True)
 class _OutputExchange:
-    """The base and the changed model, whose outputs are exchanged."""
+    """The base and the changed model, whose outputs are exchanged.
+
+    Attributes:
+        base: The base.
+        changed: The changed model.
+        base_sites, changed_sites: The hook points of each, at which outputs are captured and
+            replaced.
+    """
 
     base: FrozenModel
     changed: FrozenModel

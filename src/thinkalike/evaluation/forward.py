@@ -44,8 +44,8 @@ def states_of_both(
 ) -> tuple[list[Float[Tensor, "b s _"]], list[Float[Tensor, "b t _"]]]:
     """Return states of the source and of the target at some layers, from one pass of each model.
 
-    The states of the source are those of its own tokens. If its tokenizer is not the target's,
-    `TokenRows.align` turns them into one state for each token of the target.
+    The states of the source are those of its own tokens. If its tokenizer is not the target's, the
+    caller pairs them with the target's tokens afterwards, by `TokenRows.align`.
 
     Args:
         source: A model, or anything else that has states at layers. If it is the target, there is

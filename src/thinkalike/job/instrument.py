@@ -66,7 +66,8 @@ class Instrument(ABC, Generic[Config]):
         reads: The parts of the configuration that can change the numbers.
         config: The class of its configurations, for train.py or for analyze.py.
         takes_activations: Whether recordings can take the place of the model.
-        takes_sites: Whether states can be taken at sites other than the stream after each block.
+        takes_sites: Whether states can be taken at other places (sites) in a model than the
+            residual stream after each block, such as the output of attention.
         needs_store: Whether it does further jobs, or writes files of its own, which need a store.
         is_shared: Whether several processes of analyze.py can share the job.
         run_all: Does several jobs in one pass over the text; returns the outcome of each, or its
@@ -164,11 +165,12 @@ class Instrument(ABC, Generic[Config]):
         return frozenset(keys)
 
     def keys_of_part(self, config: Config, part: str) -> set[str]:
-        """Return the key of a part, and the keys of its settings that jobs of this kind can read.
+        """Return the key of a part, and the keys of its settings that a job of this kind reads.
 
-        Left out are settings that are for another kind of job, settings without an effect beside
-        the values of the others, and those that choose where in a model its states are read, if
-        jobs of this kind always read the same place.
+        Left out are settings for another kind of job, and settings without an effect given the
+        values of other settings (the part's own `settings_read` leaves these out). If jobs of this
+        kind always read states at one place in a model, the residual stream after a block, the
+        settings that choose another place (a site) are left out as well.
 
         Args:
             config: The configuration.
@@ -179,12 +181,12 @@ class Instrument(ABC, Generic[Config]):
         if isinstance(schema, Checked):
             names_read = schema.settings_read()
             for item in fields_of(schema):
-                is_of_kind = declared_of(item).only_for in (None, self.kind)
-                if is_of_kind and item.name in names_read:
+                is_for_this_kind = declared_of(item).only_for in (None, self.kind)
+                if is_for_this_kind and item.name in names_read:
                     keys.add(f"{part}.{item.name}")
-        if self.takes_sites:
-            return keys
-        return keys - OF_SITES  # the settings that choose where states are read
+        if not self.takes_sites:
+            keys -= OF_SITES  # the settings that choose where states are read
+        return keys
 
     def unread(self, config: Config) -> SettingValues:
         """Return the settings and whole parts of the configuration that a certain job ignores.

@@ -35,7 +35,7 @@ def sum_by_document(
     """Return the sum of the values of each document's tokens, in float64.
 
     Args:
-        values: A value for each token.
+        values: A value for each token, which must be finite, as `Within` demands.
         documents: The number of each token's document.
         count: How many documents there are.
 
@@ -131,7 +131,7 @@ def bootstrap_interval(
     block_errors = []
     for block in torch.arange(resamples).split(block_size):
         drawn = drawn_counts(n, len(block), generator).to(counts.device)
-        deviations_of_block, errors_of_block = _deviations_of_resamples(residuals, counts, drawn)
+        deviations_of_block, errors_of_block = _deviations_and_errors(residuals, counts, drawn)
         block_deviations.append(deviations_of_block)
         block_errors.append(errors_of_block)
     deviations = torch.cat(block_deviations, -1)  # (*b, r)
@@ -224,10 +224,10 @@ def _refuse_means_beyond(means: Float[Tensor, "*b"], least: float, greatest: flo
         )
 
 
-def _deviations_of_resamples(
+def _deviations_and_errors(
     residuals: Float[Tensor, "*b n"], counts: Float[Tensor, " n"], drawn: Float[Tensor, "r n"]
 ) -> tuple[Float[Tensor, "*b r"], Float[Tensor, "*b r"]]:
-    """Return the mean per token in each resample, minus that of all documents, and its error.
+    """Return each resample's mean per token minus that of all documents, and its standard error.
 
     With s the sum of the values of a document, n its tokens, d how often a resample has it and R
     the mean per token of all documents, ε = s - R n is the residual of a document and the mean of
@@ -274,7 +274,7 @@ def documents_and_seeds_interval(
 
     Every seed is evaluated on the same documents, so the variance of the mean is that over
     documents plus that of the seeds' own effects (Cornfield & Tukey 1956). Both intervals are
-    joined by MOVER (Zou & Donner 2008, eq. 4):
+    joined by the method of variance estimates recovery (MOVER; Zou & Donner 2008, eq. 4):
 
         low = R - √((R - low_d)² + h²),  high = R + √((high_d - R)² + h²),  h² = t² max(v / S - u,
         0)
@@ -311,12 +311,15 @@ def documents_and_seeds_interval(
     counts = counts / counts_unit
 
     means = sums.sum(-1) / counts.sum()  # R_s, (*b, seeds)
-    residuals = sums - means[..., None] * counts
+    residuals = sums - means[..., None] * counts  # s - R_s n
     interaction = residuals - residuals.mean(-2, keepdim=True)
     interaction_squares = interaction.square().sum((-2, -1)) / counts.sum().square()
+    # v / S - u, the variance of the mean over seeds
     variance = means.var(-1) / seeds - interaction_squares / (seeds * (seeds - 1))
     unit = sums_unit / counts_unit
-    half = student_t(level, seeds - 1) * variance.clamp(min=0).sqrt() * unit
+    half_width = student_t(level, seeds - 1) * variance.clamp(min=0).sqrt() * unit  # h
 
     value, low, high = over_documents
-    return Estimate(value, value - (value - low).hypot(half), value + (high - value).hypot(half))
+    return Estimate(
+        value, value - (value - low).hypot(half_width), value + (high - value).hypot(half_width)
+    )

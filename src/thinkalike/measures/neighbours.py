@@ -244,10 +244,10 @@ def nearest_rows(
                 )
             numbers = order[nearest_in_order].unflatten(0, similarity.shape[:2])
             neighbour_numbers[groups, rows] = numbers
-    return NearestRows(neighbour_numbers.flatten(0, 1), _joined(ties))
+    return NearestRows(neighbour_numbers.flatten(0, 1), _joined_ties(ties))
 
 
-def _joined(ties: Sequence[Ties]) -> Ties | None:
+def _joined_ties(ties: Sequence[Ties]) -> Ties | None:
     """Join the ties of several blocks of rows to those of all their rows; None: there are no ties.
 
     Lists of candidates have one length within a block. Shorter ones are padded with zeros at the
@@ -375,7 +375,7 @@ def nearest_neighbours_of(
         if nearest.ties is not None:
             ties.append(nearest.ties._replace(rows=nearest.ties.rows + first_row))
         first_row += len(nearest.indices)
-    return NearestRows(torch.cat(indices), _joined(ties))
+    return NearestRows(torch.cat(indices), _joined_ties(ties))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from thinkalike.errors import one_line
 
 Prepared = TypeVar("Prepared")  # what a measure makes of a layer
 
+# The integers that take as many bytes as a number.
 INTEGERS_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -42,9 +43,11 @@ class WorkingCopy(Generic[Prepared]):
         self.original = original
         self.measure_name = measure_name
         self.copy, self._arrays = self._new_copy()
-        # Whether a change can be told: a new copy has to be the same as the original.
+        # Whether comparing a copy with the original tells that the copy was changed. It does not
+        # if even a new copy seems to differ, as where an object cannot be taken apart.
         self._shows_changes = is_same(original, self.copy)
-        # Copies that could not be restored: while they live, no other has their identity.
+        # Copies that could not be restored are kept alive. A new object could otherwise get the
+        # `id` of one of them, by which code of the user may have cached something.
         self._spoilt: list[Prepared] = []
         self._twin: WorkingCopy[Prepared] | None = None
 
@@ -58,7 +61,9 @@ class WorkingCopy(Generic[Prepared]):
     def restore(self) -> bool:
         """Undo all changes of the copy, and return whether there may have been any.
 
-        Tensors and arrays remain the same objects where their values can be written back.
+        Tensors and arrays remain the same objects where their values can be written back. If that
+        does not undo all changes, or if changes cannot be told, a new copy takes the place of the
+        changed one.
         """
         if not self._shows_changes:
             self.copy, self._arrays = self._new_copy()
@@ -67,8 +72,12 @@ class WorkingCopy(Generic[Prepared]):
             return False
         changed_copy = self.copy
         if all(_write_back(*pair) for pair in self._arrays):
+            # The tensors and arrays are as they were, but the objects that hold them, such as a
+            # list, may have been changed, too. They are copied again, around the same tensors and
+            # arrays.
             copies = {id(original): copy for original, copy in self._arrays}
             self.copy = copied_layer(self.original, self.measure_name, copies)
+            # The values that were written back need no comparison.
             if is_same(self.original, self.copy, known=self._arrays):
                 return True
         self._spoilt.append(changed_copy)
@@ -160,7 +169,8 @@ def is_same(original: object, copy: object, known: Sequence[tuple[Any, Any]] = (
 
     Args:
         original, copy: The objects.
-        known: Parts of both that are known to be the same, which are not compared.
+        known: Pairs of a part of the original and its copy that are taken to be the same, without
+            a comparison.
     """
     compared = {(id(first), id(second)): (first, second) for first, second in known}
     try:
@@ -205,11 +215,11 @@ def _has_same_parts(first: Any, second: Any, compared: dict[tuple[int, int], Any
 
 
 def _parts_of(value: object) -> list[object]:
-    """Return of what `deepcopy` makes a copy of an object: its class, state, and items."""
+    """Return what `deepcopy` makes the copy of an object from: its class, state, and items."""
     reduced = value.__reduce_ex__(4)
     if isinstance(reduced, str):  # the name of a global object, of which there is one
         raise TypeError(f"{reduced} has no parts")
-    # From the fourth on, they are iterators over the items.
+    # The fourth and the fifth are iterators over the items of a list and of a dictionary.
     return [*reduced[:3], *(None if items is None else [*items] for items in reduced[3:5])]
 
 
@@ -226,7 +236,7 @@ def _has_same_bits(first: Tensor, second: Tensor) -> bool:
 
 
 def _as_integers(tensor: Tensor) -> Tensor:
-    """Return the bits of a tensor as integers, for which equal means the same."""
+    """Return the bits of a tensor as integers, so that NaN equals itself and -0.0 is not 0.0."""
     values = tensor.detach()
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from thinkalike.models.frozen import FrozenModel
 
 # The most tokens of the long row: enough that a change of late positions shows.
-LONG_ROW = 512
+MOST_TOKENS_OF_LONG_ROW = 512
 
 # The fewest tokens of the long row of a large model.
-SHORT_ROW = 64
+FEWEST_TOKENS_OF_LONG_ROW = 64
 
-# About the most multiplications of the long row.
-MULTIPLICATIONS = 2**36
+# About the most multiplications that a pass of the long row may take.
+MOST_MULTIPLICATIONS = 2**36
 
 
 def sample_digest(model: FrozenModel) -> str:
@@ -105,29 +105,32 @@ def output_distance(first: FrozenModel, second: FrozenModel) -> float:
 def _sample_outputs(model: FrozenModel, context: int) -> tuple[Tensor, Tensor]:
     """Return the states after the last block for one long row, and the output for two short ones.
 
-    The token ids are the same in each call.
+    They tell whether two models compute the same: the token ids are the same in each call. The
+    long row shows differences at late positions; it ends before the head, whose logits for so many
+    tokens would be costly. The two short rows show differences of the head.
 
     Args:
         model: The model.
         context: How many tokens a row has at most.
     """
     long_row = long_sample_row(model, context)
-    short_rows = sample_tokens(model.vocabulary, context)
+    two_short_rows = sample_tokens(model.vocabulary, context)
     with explaining_pass_errors(model.name):
         # `head` runs the blocks up to a layer, here all of them.
         states_after_last_block = model.head(long_row, model.n_layers - 1)
-        return states_after_last_block, model.full(short_rows)
+        return states_after_last_block, model.full(two_short_rows)
 
 
 def long_sample_row(model: FrozenModel, context: int) -> Tokens:
     """Return one row of sample tokens that is long enough for changes of late positions to show.
 
-    It has at most LONG_ROW tokens, or fewer for a large model, and at most `context`.
+    It has at most `MOST_TOKENS_OF_LONG_ROW` tokens, or fewer for a large model, and at most
+    `context`.
     """
     # A forward pass takes about one multiplication for each weight and token.
     n_weights = model.parameters()
-    affordable_tokens = MULTIPLICATIONS // max(n_weights, 1)
-    longest = min(LONG_ROW, max(affordable_tokens, SHORT_ROW))
+    affordable_tokens = MOST_MULTIPLICATIONS // max(n_weights, 1)
+    longest = min(MOST_TOKENS_OF_LONG_ROW, max(affordable_tokens, FEWEST_TOKENS_OF_LONG_ROW))
     return sample_tokens(model.vocabulary, context, rows=1, at_most=longest)
 
 

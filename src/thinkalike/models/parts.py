@@ -135,7 +135,7 @@ def _paths_by_part(model: FrozenModel) -> dict[tuple[int, str], list[str]]:
 
 
 def _has_weights(module: nn.Module, recurse: bool = True) -> bool:
-    """Return whether a module has weights, or one inside it if `recurse`."""
+    """Return whether a module has weights itself or, if `recurse`, in a module inside of it."""
     return next(module.parameters(recurse=recurse), None) is not None
 
 
@@ -334,8 +334,9 @@ def _tied_weights(module: nn.Module) -> set[tuple[str, str]]:
 def _cut_vocabulary(model: FrozenModel, rows: int) -> None:
     """Keep the first `rows` rows of the embedding, and of the head and its bias, in place.
 
-    They are known by their length: weights outside the blocks with one row for each token. The
-    attributes of their modules and of the model that state the number of rows change as well.
+    These weights are recognised by their number of rows: every weight outside the blocks that has
+    as many rows as the vocabulary is one of them. The attributes of their modules and of the model
+    that state the number of rows change as well.
     """
     for path, module in model.module.named_modules():
         if path.startswith(f"{model.family.blocks}."):

@@ -36,7 +36,7 @@ TIMED_WIDTH = 2048
 # The tokens whose logits are compared to time what a loss takes.
 TIMED_OUTPUTS = 32
 
-# What weights are filled with, as their values mean nothing.
+# What weights are filled with, as their values do not matter for the time.
 FILLED_WITH = 0.01
 
 
@@ -72,11 +72,11 @@ def seconds_per_operation(shape: TimedShape, row_length: int) -> float:
     threads = torch.get_num_threads()
     sizes = shape.config_json or shape.width
     name = f"blocks of {sizes}, rows of {row_length}, {device}, {threads} threads"
-    measure = partial(_timed_operation, shape, row_length, device)
+    measure = partial(_measured_seconds_per_operation, shape, row_length, device)
     return timed_once(f"{name}, torch {torch.__version__}", measure)
 
 
-def _timed_operation(shape: TimedShape, row_length: int, device: str) -> float:
+def _measured_seconds_per_operation(shape: TimedShape, row_length: int, device: str) -> float:
     """Return the seconds that one floating-point operation takes, measured now.
 
     It is measured in blocks of the model's sizes. If these are not known, or such blocks cannot be
@@ -89,7 +89,7 @@ def _timed_operation(shape: TimedShape, row_length: int, device: str) -> float:
     """
     if shape.config_json:
         try:
-            return _time_of_blocks(shape, row_length, torch.device(device))
+            return _seconds_per_operation_of_blocks(shape, row_length, torch.device(device))
         except Exception as error:  # whatever an architecture raises for constant weights
             log.debug("no time of %s: %s", shape, error)
     width = min(shape.width, TIMED_WIDTH)
@@ -100,8 +100,17 @@ def _timed_operation(shape: TimedShape, row_length: int, device: str) -> float:
     return seconds / operations
 
 
-def _time_of_blocks(shape: TimedShape, row_length: int, device: torch.device) -> float:
-    """Return the seconds of one operation in a pass through blocks of the sizes of a model.
+def _seconds_per_operation_of_blocks(
+    shape: TimedShape, row_length: int, device: torch.device
+) -> float:
+    """Return the mean seconds of a floating-point operation in passes through a model's blocks.
+
+    The blocks have the sizes of the model, and constant weights.
+
+    Args:
+        shape: The sizes of the model.
+        row_length: The tokens of a row.
+        device: Where the blocks run.
 
     Raises:
         Exception: Whatever the libraries raise if the blocks cannot be made or run.
@@ -119,7 +128,7 @@ class _TimedEnough(Exception):
 class _BlockTimer:
     """Times passes through the blocks of a model, or through the first ones of a large model.
 
-    It divides the seconds that blocks take by their numbers of operations.
+    The seconds that the blocks take are divided by the number of their floating-point operations.
 
     Args:
         model: The model, with constant weights.

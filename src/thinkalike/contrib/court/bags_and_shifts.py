@@ -89,10 +89,11 @@ def shifted(materials: Materials, steps: int) -> StateFunction:
     """
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the neighbour's state at each position, or the mean state if it has none."""
+        """Return at each position the state of the token `steps` after it; the mean if none is."""
         mean = materials.mean.expand(len(rows), 1, -1)
         padded = torch.cat([mean, materials.target_states(rows), mean], 1)  # (b, t + 2, d)
-        # The state of position i is at i + 1 in `padded`, and its neighbour's at i + 1 + steps.
+        # The state of position i is at i + 1 in `padded`, and the one `steps` after it, which is
+        # -1 or 1, at i + 1 + steps.
         start = 1 + steps
         return padded[:, start : start + rows.shape[1]]
 

@@ -32,6 +32,9 @@ def next_token(materials: Materials) -> StateFunction:
     it contains what a language model has to predict, and nothing else (Smith, Mannering, Marcu
     2025). It tests whether a measure of similarity to a language model is fooled by this. The end
     of a row has a centre of its own.
+
+    Args:
+        materials: The target model with its layer, the text, and a seed for each purpose.
     """
     seed_of_centres = materials.seed_for("leak")
     seed_of_scatter = materials.seed_for("leak, scatter")
@@ -52,17 +55,21 @@ def half_of_the_tokens(materials: Materials) -> StateFunction:
 
     At these positions it gives a random vector for the next token plus noise, scaled to the mean
     and the standard deviations of the target's states. At all other positions it gives the
-    target's state. A hash of the tokens up to a position decides between the two.
+    target's state. A hash of the tokens up to a position decides between the two, so that the same
+    text always leaks at the same positions.
+
+    Args:
+        materials: The target model with its layer, the text, and a seed for each purpose.
     """
-    leak = next_token(materials)
-    seed = materials.seed_for("leak, half of the tokens")
+    leak_of_next_token = next_token(materials)
+    seed_of_hash = materials.seed_for("leak, half of the tokens")
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the leak where the hash is odd, and else the target's states."""
-        hashes = splitmix(prefix_codes(rows, seed))  # (b, t), of all tokens up to each position
+        """Return a state that leaks the next token where a hash is odd, and else the target's."""
+        hashes = splitmix(prefix_codes(rows, seed_of_hash))  # (b, t), of all tokens up to each
         is_leak = (hashes % 2 == 1)[..., None].to(materials.device)
-        leaking_states = materials.mean + materials.standard_deviations * leak(rows)
-        return torch.where(is_leak, leaking_states, materials.target_states(rows))
+        leak = materials.mean + materials.standard_deviations * leak_of_next_token(rows)
+        return torch.where(is_leak, leak, materials.target_states(rows))
 
     return states
 
@@ -72,18 +79,21 @@ def half_of_the_variance(materials: Materials) -> StateFunction:
 
     The leak is a random vector for the next token plus noise. In each dimension, half of the
     variance comes from the states and half from the leak.
+
+    Args:
+        materials: The target model with its layer, the text, and a seed for each purpose.
     """
     leak = next_token(materials)
-    own_weight = 0.5**0.5
+    weight_of_states = 0.5**0.5
     # In each dimension the leak is a normal number for the next token, of variance 1, plus normal
     # noise of variance SCATTER².
     leak_deviation = (1 + SCATTER**2) ** 0.5
-    leak_weight = own_weight * materials.standard_deviations / leak_deviation
+    weight_of_leak = 0.5**0.5 * materials.standard_deviations / leak_deviation
 
     def states(rows: Tokens) -> Float[Tensor, "b t d"]:
         """Return mean + √½ (target's state - mean) + √½ (leak, as spread out as the states)."""
-        own_part = own_weight * materials.centred_states(rows)
-        return materials.mean + own_part + leak_weight * leak(rows)
+        part_of_states = weight_of_states * materials.centred_states(rows)
+        return materials.mean + part_of_states + weight_of_leak * leak(rows)
 
     return states
 

@@ -37,9 +37,9 @@ from thinkalike.models.loading_errors import explaining_loading_errors
 from thinkalike.store import Result
 
 Statistic = Callable[[Sequence[Tensor]], Tensor]
-"""Of the cells of some results, each (..., l, m)."""
+"""Returns a number for each batch entry, from the CKA matrices of some results, (..., l, m)."""
 Names = tuple[str, str]
-"""Of a source and a target."""
+"""The names of a source and a target."""
 
 NO_DIRECTION = 0.01  # of CKA: a smaller difference does not count
 
@@ -336,14 +336,14 @@ def _claim_that_cka_is_symmetric(experiment: ExperimentRun) -> Claim:
 
 
 def _conclusion(
-    experiment: ExperimentRun, claims: Sequence[Claim], drawn: Sequence[Names]
+    experiment: ExperimentRun, claims: Sequence[Claim], drawn_pairs: Sequence[Names]
 ) -> Conclusion:
     """Return the claims with a table of the CKA of all pairs of layers, and a figure of heatmaps.
 
     Args:
         experiment: The experiment with its results.
         claims: The judged claims.
-        drawn: The names of the source and the target of each heatmap, of those that were compared.
+        drawn_pairs: The names of the source and the target of each heatmap; they were compared.
     """
     table = pd.concat(
         [result.details for result in experiment.results.values()], ignore_index=True
@@ -351,7 +351,7 @@ def _conclusion(
     # A result also has the layer pairs within its source and within its target, which recur.
     table = table.drop_duplicates(["source", "target", "source_layer", "target_layer"])
     tables_of_heatmaps = []
-    for source, target in drawn:
+    for source, target in drawn_pairs:
         is_of_pair = (table["source"] == source) & (table["target"] == target)
         tables_of_heatmaps.append(table[is_of_pair])
     any_result = next(iter(experiment.results.values()))  # all have the same documents
@@ -397,8 +397,8 @@ def _conclude_figure3(experiment: ExperimentRun) -> Conclusion:
         claims.append(
             _claim_that_model_is_odd(controlled, experiment, [pair_of_second], [pair_of_odd])
         )
-    drawn = [pair_of_first, pair_of_second, pair_of_odd, (largest, largest)]
-    return _conclusion(experiment, claims, drawn)
+    drawn_pairs = [pair_of_first, pair_of_second, pair_of_odd, (largest, largest)]
+    return _conclusion(experiment, claims, drawn_pairs)
 
 
 def _conclude_figure9(experiment: ExperimentRun) -> Conclusion:
@@ -430,8 +430,9 @@ def _conclude_figure10(experiment: ExperimentRun) -> Conclusion:
     claims = [_claim_that_likeness_grows(experiment)]
     all_but_smallest = experiment.names[1:]
     claims += [_claim_that_layers_form_blocks(experiment, name) for name in all_but_smallest]
-    each_model_with_itself = [(name, name) for name in experiment.names]
-    return _conclusion(experiment, claims, each_model_with_itself)
+    # The figure has a heatmap of each model's layers with each other.
+    drawn_pairs = [(name, name) for name in experiment.names]
+    return _conclusion(experiment, claims, drawn_pairs)
 
 
 def _conclude_figures_4_and_5(experiment: ExperimentRun) -> Conclusion:
@@ -442,12 +443,12 @@ def _conclude_figures_4_and_5(experiment: ExperimentRun) -> Conclusion:
     the depth of these models: 3 layers or 4.
     """
     solu, gelu = experiment.names
-    model_pairs_drawn = [(gelu, gelu), (solu, solu), (solu, gelu)]
     claims = [_claim_that_cka_is_symmetric(experiment)]
-    return _conclusion(experiment, claims, model_pairs_drawn)
+    drawn_pairs = [(gelu, gelu), (solu, solu), (solu, gelu)]
+    return _conclusion(experiment, claims, drawn_pairs)
 
 
-def _head_dimensions(config: ModelConfig) -> dict[str, int]:
+def _sizes_in_config_json(config: ModelConfig) -> dict[str, int]:
     """Read the sizes of a Hugging Face model from its config.json, without its weights.
 
     These are the number of layers, the width, the number of heads, and the dimensions of a head.
@@ -480,7 +481,8 @@ def _conclude_table1(experiment: ExperimentRun) -> Conclusion:
     and with all larger ones. The table has the sizes of all models.
     """
     rows = [
-        {"model": name, **_head_dimensions(model)} for name, model in experiment.models.items()
+        {"model": name, **_sizes_in_config_json(model)}
+        for name, model in experiment.models.items()
     ]
     table = pd.DataFrame(rows)  # in order of size
     odd_name = "neox-5l-odd-mini" if experiment.scale == "mini" else "pythia-2.8b-deduped"

@@ -101,8 +101,8 @@ class SteeringEffects:
             "strength": strength,
         }
         table = self.result.details
-        has_selected_cells = (table[list(selection)] == pd.Series(selection)).all(axis=1)
-        rows = table[has_selected_cells]  # one for each condition, that is, for each vector
+        is_selected = (table[list(selection)] == pd.Series(selection)).all(axis=1)
+        rows = table[is_selected]  # one for each condition, that is, for each vector
         # A share is NaN if the natural effect, its divisor, is not above 0.
         if rows.empty or rows["share"].isna().any():
             return None
@@ -364,9 +364,10 @@ def _claim_about_late_layers(steering: SteeringEffects) -> Claim:
     bounds_and_estimates = []
     shares_in_words = []
     for (source_layer, target_layer), effects in effects_by_layers.items():
-        estimate = steering.shares(effects, level)[NATIVE]  # the share, with its interval
-        bounds_and_estimates.append((Bound("below", NEXT_TO_NOTHING), estimate))
-        shares_in_words.append(f"{source_layer}→{target_layer} {estimate:.2f}")
+        # The effect of the native direction, as a share of that of a plural noun.
+        share = steering.shares(effects, level)[NATIVE]
+        bounds_and_estimates.append((Bound("below", NEXT_TO_NOTHING), share))
+        shares_in_words.append(f"{source_layer}→{target_layer} {share:.2f}")
     finding = f"share: {', '.join(shares_in_words)}{bonferroni_note(count)}"
     return judged_claim(claim, bounds_and_estimates, finding, steering.units)
 

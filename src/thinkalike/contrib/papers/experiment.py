@@ -79,6 +79,11 @@ class InnerJob:
     changes: Mapping[str, object] = field(default_factory=dict)
 
 
+def _scale_of_models(config: AnalyzeConfig) -> str:
+    """Return the scale of an experiment's models: "mini", or "paper" for any other setting."""
+    return "mini" if config.scale == "mini" else "paper"
+
+
 @dataclass(frozen=True)
 class ExperimentRun:
     """One run of an experiment: its configuration, its models, and the results of its inner jobs.
@@ -96,7 +101,7 @@ class ExperimentRun:
     @property
     def scale(self) -> str:
         """The scale of the models: "mini", or "paper" for any other."""
-        return "mini" if self.config.scale == "mini" else "paper"
+        return _scale_of_models(self.config)
 
     @property
     def names(self) -> list[str]:
@@ -138,18 +143,7 @@ class Experiment(
     config=PopulationJob,  # some experiments are about a population
     reads=("experiment", "scale", "recipe", "seed", "measure", "stimuli", "population"),
 ):
-    """A figure or table of a paper.
-
-    Args:
-        name: paper/figure; the folder of its results is called paper-figure.
-        conclude: Returns what follows from the results of the inner jobs.
-        models: The names of the models that it is about, by scale.
-        inner_jobs: Returns the jobs that it rests on; None: it rests on none.
-        measure: The kind of measure whose settings its jobs take; None: it has none.
-        accepted_model_counts: How many models the user may give by `model=` and `model@target=` in
-            place of the experiment's own.
-        prints_table: Whether its table is short enough to be printed above the claims.
-    """
+    """A figure or table of a paper, whose claims are judged by the results of inner jobs."""
 
     def __init__(
         self,
@@ -166,11 +160,12 @@ class Experiment(
         Its numbers come from inner jobs, which compare or train some models.
 
         Args:
-            name: The name, such as brown2023/figure1.
+            name: The name, such as brown2023/figure1; the folder of its results is called
+                brown2023-figure1.
             conclude: Judges the claims of the paper, given the results of the inner jobs.
             models: The names of the models for each scale, "mini" and "paper".
             inner_jobs: Returns the jobs whose results are needed; None: there are none.
-            measure: The kind of measure of these jobs, if they share one.
+            measure: The kind of measure whose settings these jobs take; None: they share none.
             accepted_model_counts: How many models the user may give by `model=` and
                 `model@target=` instead; empty: the models cannot be changed.
             prints_table: Whether the table is short enough to be printed above the claims.
@@ -233,7 +228,7 @@ class Experiment(
             ConfigError: The command line names a number of models that the experiment does not
                 take, or it changes settings of the experiment's own models.
         """
-        own_names = self.models["mini" if config.scale == "mini" else "paper"]
+        own_names = self.models[_scale_of_models(config)]
         models = [model for model in (config.model, config.target) if model.name is not None]
         if len(models) == 2 and models[0] == models[1]:
             models = models[:1]
@@ -365,7 +360,7 @@ def _screen_column(cells: pd.Series) -> Column:
     """Return a column for the screen from a column of a data frame; missing cells are empty."""
     name = str(cells.name)
     if pd.api.types.is_numeric_dtype(cells):
-        # As many digits as the table has, but no noise of rounding such as 0.30000000000000004.
+        # 12 digits show all of a number but the noise of rounding, as in 0.30000000000000004.
         return number_column(name, ["" if pd.isna(cell) else f"{cell:.12g}" for cell in cells])
     return text_column(name, ["" if pd.isna(cell) else cell for cell in cells])
 
@@ -401,8 +396,7 @@ def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
         inner: The models of the job, the arguments of its command line, and the parts of its
             configuration that replace those of the experiment (for a job of analyze.py only).
     """
-    scale = ExperimentRun(config, models={}).scale  # "mini" or "paper"
-    arguments = [*inner.arguments, f"scale={scale}"]
+    arguments = [*inner.arguments, f"scale={_scale_of_models(config)}"]
     run_settings = _settings_of_how_models_run(config)
     models = [model_named(model, run_settings) for model in inner.models]
     source = models[0] if models else config.model
@@ -419,13 +413,13 @@ def inner_job_config(config: AnalyzeConfig, inner: InnerJob) -> Job:
             if hasattr(config, name):
                 parts[name] = getattr(config, name)
         parts |= inner.changes
-        measure = parts["measure"]
+        measure = parts["measure"]  # that of the experiment, unless `changes` have another one
         assert isinstance(measure, MeasureConfig)
         job = compose_inner_job("analyze", [f"measure={measure.kind}", *arguments], **parts)
     has_chosen_text = config.data.name is not None
     if not has_chosen_text:
         return job
-    # Settings of the text that are None get the defaults of the job's instrument.
+    # The kind of the job, such as CKA, decides the settings of the text that are None.
     return completed_for_instrument(replace(job, data=config.data))
 
 

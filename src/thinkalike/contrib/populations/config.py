@@ -42,8 +42,10 @@ class NumberedModel(ModelConfig):
         """Return the names of the settings that can change results.
 
         `index` is the number of a model in a series of models that differ in their seeds. It
-        belongs to such a series if the number of its models, `members`, is given, or if `index`
-        has been put into the model's name, hub id or path. Otherwise it changes nothing.
+        belongs to such a series if the number of its models, `members`, is given, or if the name,
+        hub id or path of the model contains this number. (A file of settings composes them, as
+        "feather-bert-${.index}"; here they already have the number.) Otherwise `index` changes
+        nothing.
         """
         # The index must be a number by itself, as in feather_berts_3, and not the 3 of gelu-3l.
         number_alone = re.compile(rf"(?<![A-Za-z0-9]){self.index}(?![A-Za-z0-9])")

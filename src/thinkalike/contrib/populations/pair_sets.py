@@ -68,12 +68,18 @@ def _generated_pairs(config: PairsConfig, split: PairSplit) -> Pairs:
     Pairs for training ("fit") and held-out pairs ("report") are the two parts of one draw, in
     which no pair occurs twice. No sentence of the challenge set ("challenge") occurs in them, as a
     hash decides for each sentence whether it may be in the challenge set. The settings say how
-    many pairs each split has (None counts as 0, but is refused for templates).
+    many pairs each split has.
     """
-    n_fit = int(config.fit_pairs or 0)
-    n_report = int(config.report_pairs or 0)
+    n_fit = config.fit_pairs
+    n_report = config.report_pairs
+    n_challenge = config.challenge_pairs
+    # `PairsConfig` refuses None, which stands for all pairs, if pairs are generated.
+    assert n_fit is not None
+    assert n_report is not None
+    assert n_challenge is not None
     if split == "challenge":
-        return nli_challenge(int(config.challenge_pairs or 0), config.seed + 1)
+        # Another seed than that of the other splits, so that the draws are independent.
+        return nli_challenge(n_challenge, seed=config.seed + 1)
     # The last two settings are shares of pairs: of counterexamples to the heuristic "same words,
     # therefore entailed", and of pairs from templates of the challenge set.
     drawn = nli_training(n_fit + n_report, config.seed, config.counterexamples, config.lexical)

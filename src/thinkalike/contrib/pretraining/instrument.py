@@ -67,14 +67,15 @@ class MiniPretraining(
         `FAMILIES` is treated as one of the project's own.
 
         Returns:
-            As for every job, the sizes by the side of the model. Here it is "model" alone, with
-            None if the sizes cannot be read.
+            The sizes under the name "model", or None in their place if they cannot be read. (For
+            other jobs, there may be an entry "target" as well.)
         """
         model = config.model
         vocabulary = config.pretrain.vocabulary
         family = FAMILIES.get(model.family)
+        is_of_transformers = family is not None and family.reader != "native"
         config_json: dict[str, object]
-        if family is not None and family.reader != "native":  # a model of transformers
+        if family is not None and is_of_transformers:
             config_json = {
                 "model_type": family.in_config_json,
                 "vocab_size": vocabulary,
@@ -129,7 +130,7 @@ class MiniPretraining(
             "learning_rate": recipe.lr,
             "command": f"python train.py task=pretrain model={model.name}",
         }
-        folder = work.job.aside / str(model.name)
+        folder = work.job.aside / str(model.name)  # in the folder that becomes the result
         if recipe.kept_steps:
             # Copied, not moved: a run that dies here needs the checkpoints again.
             shutil.copytree(kept_folder, folder)
@@ -193,7 +194,8 @@ def _train(
         setting="pretrain.tokens_per_step",  # that error messages name
     )
     device = torch.device(pick_device(config.model.device))
-    run = TrainingRun(work.job.partial, device, config.trainer, work.tracker)
+    folder_while_running = work.job.partial
+    run = TrainingRun(folder_while_running, device, config.trainer, work.tracker)
     with work.phase("fit"):
         callbacks = [KeepsCheckpoints(recipe.kept_steps, keep_checkpoint)]
         fit(training, rows, run, loggers_of(run, config.logger.kind), callbacks)

@@ -1,4 +1,4 @@
-"""The scores of models in subjects: of all stimuli, in resamples, and of the best model.
+"""The scores of models in subjects: from all stimuli, from resamples, and of the best model.
 
 A subject is a recorded participant, such as in fMRI. The score of a model in a subject says how
 similar their distances between stimuli are. A model is here what has distances, such as one layer
@@ -24,10 +24,14 @@ RESAMPLES_AT_ONCE = 16
 
 
 class SubjectScores(NamedTuple):
-    """The scores of one model in s subjects: of all stimuli, and in r resamples of them.
+    """The scores of one model in s subjects: from all stimuli, and from r resamples of them.
 
     A subject is a recorded participant. The score says how similar its distances between stimuli
     are to those of the model.
+
+    Attributes:
+        values: The score in each subject, from all stimuli.
+        replicates: The score in each subject, from each resample of the stimuli.
     """
 
     values: Float[Tensor, " s"]
@@ -43,17 +47,18 @@ class ModelScores:
     """The scores of m models in s subjects, and in r resamples of stimuli, on the CPU.
 
     Attributes:
-        values: The score of each model in each subject, of all stimuli.
-        replicates: The same in each resample of the stimuli.
-        ceiling: The noise ceiling of all stimuli.
-        lower: The lower noise ceiling in the resamples.
-        draws: The resamples.
+        values: The score of each model in each subject, from all stimuli.
+        replicates: The same from each resample of the stimuli.
+        ceiling: The noise ceiling, from all stimuli.
+        lower_of_resamples: The lower end of the noise ceiling in each subject, from each resample
+            of the stimuli.
+        draws: How often each subject and each stimulus is drawn in each resample.
     """
 
     values: Float[Tensor, "m s"]
     replicates: Float[Tensor, "r m s"]
     ceiling: NoiseCeiling
-    lower: Float[Tensor, "r s"]
+    lower_of_resamples: Float[Tensor, "r s"]
     draws: Draws
 
     def of(self, model: int) -> SubjectScores:
@@ -66,8 +71,7 @@ class ModelScores:
         It is the score that the mean of all other subjects has in each subject, for all stimuli
         and for each resample of the stimuli.
         """
-        lower_end_of_resamples = self.lower
-        return SubjectScores(values=self.ceiling.lower, replicates=lower_end_of_resamples)
+        return SubjectScores(self.ceiling.lower, replicates=self.lower_of_resamples)
 
     def best(self, models: Sequence[int]) -> tuple[SubjectScores, Int[Tensor, " s"]]:
         """Return for each subject the score of the best of some models, and its index.
@@ -129,7 +133,7 @@ def model_scores(
             values,
             replicates=values.new_zeros(0, n_models, n_subjects),
             ceiling=ceiling_on_cpu,
-            lower=values.new_zeros(0, n_subjects),
+            lower_of_resamples=values.new_zeros(0, n_subjects),
             draws=Draws(
                 values.new_zeros(0, n_subjects), values.new_zeros(0, n_stimuli), n_stimuli
             ),
@@ -154,7 +158,7 @@ def model_scores(
         values,
         replicates=replicates[:, :n_models],
         ceiling=ceiling_on_cpu,
-        lower=scores_of_means.diagonal(dim1=1, dim2=2),
+        lower_of_resamples=scores_of_means.diagonal(dim1=1, dim2=2),
         draws=Draws(draws.subjects[is_finite], draws.stimuli[is_finite], draws.units),
     )
 

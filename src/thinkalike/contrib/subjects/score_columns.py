@@ -23,9 +23,10 @@ def score_columns(
     `both_high` are left out, and `p` is that of a t test over subjects alone.
 
     Args:
-        scores: For each model, its scores in all subjects: `values` of all stimuli, and
-            `replicates` in each resample of the stimuli (empty if there are no resamples).
-        draws: The resamples of stimuli and subjects; None: there are none.
+        scores: For each model, its score in each subject from all stimuli (`values`), and again
+            from each resample of the stimuli (`replicates`, empty if there are no resamples).
+        draws: How often each stimulus and each subject is drawn in these same resamples; None:
+            there are none.
         value: The name of the column of means.
     """
     rows = []

@@ -1,8 +1,9 @@
 """Linear probes of states, in one model and through a map in another.
 
-A probe gives every level of a feature a score, p·h + c, and answers with the level of the
-highest. With ψ(g) = D g + v from the states of model B to those of model A, a probe of A reads
-the states of B (Chen, Merullo, Stolfo & Pavlick 2025, arXiv 2506.06609):
+The levels of a feature are its values, which are the classes of a probe. It gives every level a
+score, p·h + c, for a state h, and answers with the level of the highest score. With a map
+ψ(g) = D g + v from the states g of model B to those of model A, a probe of A reads the states of B
+(Chen, Merullo, Stolfo & Pavlick 2025, arXiv 2506.06609):
 
     p·ψ(g) + c = (p D)·g + (p·v + c)
 """
@@ -34,8 +35,8 @@ class Probe:
     """A score for each of k levels of a feature, linear in states, in float64.
 
     Attributes:
-        weight: p of each level.
-        bias: c of each level; -∞ of a level that the probe never saw.
+        weight: The vector p of each level, in the score p·h + c of a state h.
+        bias: The number c of each level; -∞ for a level that the probe never saw.
         converged: Whether the fit reached its tolerance.
     """
 
@@ -76,14 +77,16 @@ def fit_probes(
 ) -> list[Probe]:
     """Return a logistic regression for each ridge penalty, each started from the one before.
 
-    It minimises Σᵢ wᵢ (-log softmax(P xᵢ + c))_yᵢ + α ‖P‖² / 2, with weights w that give all
-    levels the same total, and x the centred states over the root of their mean variance. As all
-    dimensions share one scale, rotated states have the rotated probe. It is fastest from the
-    largest penalty α to the smallest.
+    It minimises Σᵢ wᵢ (-log softmax(P xᵢ + c))_yᵢ + α ‖P‖² / 2 over P, with a row for each level,
+    and c. Here yᵢ is the label of state i, the weights w give all levels the same total, and x are
+    the centred states over the root of their mean variance. As all dimensions share one scale,
+    rotated states have the rotated probe. It is fastest from the largest penalty α to the
+    smallest.
 
     Args:
         states: The states.
-        labels: The level of each state, from 0. A level that does not occur gets the bias -∞.
+        labels: The number of each state's level (class), from 0. A level that does not occur gets
+            the bias -∞.
         n_levels: How many levels there are.
         alphas: The ridge penalties α, above 0.
         tolerance: The largest entry of the gradient at which a fit has converged.
@@ -176,13 +179,14 @@ def cross_fitted(
 ) -> CrossFitted:
     """Fit a probe for each fold on the stimuli of all other folds.
 
-    The ridge penalty of each probe is chosen by cross-validation within these other folds, which
-    are divided into inner folds: the largest penalty that is nearly as good as the best one.
+    A probe predicts the level of a stimulus: its class, a value of some feature. The ridge penalty
+    of each probe is chosen by cross-validation within these other folds, which are divided into
+    inner folds: the largest penalty that is nearly as good as the best one.
 
     Args:
         states: The states of the stimuli.
-        labels: The level of each stimulus, from 0.
-        n_levels: How many levels there are.
+        labels: The number of each stimulus's level, from 0.
+        n_levels: How many levels the feature has.
         fold_of: The fold of each stimulus.
         groups: The group of each stimulus, such as its sentence. No inner fold divides a group.
         alphas: The ridge penalties to choose from. If there is only one, it is used.
@@ -222,7 +226,7 @@ def strongest_good_penalty(
 
     Args:
         states: The states of n stimuli.
-        labels: The level of each stimulus, from 0.
+        labels: The number of each stimulus's level (class), from 0.
         n_levels: How many levels there are.
         groups: The group of each stimulus, such as its sentence. No fold divides a group.
         alphas: The penalties to choose from, in any order.

@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 # Cells are empty for few words, and without a natural effect.
 BLANK = ("share", "low", "high", "effect_low", "effect_high")
-TOKENS_OF_TEXT = 8  # on average
+TOKENS_OF_TEXT = 8  # of a text that is steered, on average
 
 # The conditions on the screen, by the names of their columns.
 CONDITIONS_SHOWN = {"native": NATIVE, "carried": CARRIED, "matched": MATCHED, "random": RANDOM}
@@ -138,11 +138,11 @@ class Steering(
         return {**inputs, **super().inputs(config)}
 
     def model_passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes over the text that maps are fitted on, and over steered texts.
+        """Return the forward passes of the job, from which its time is estimated.
 
-        They serve to estimate the time of the job. The target reads each text once for each layer
-        pair, vector, strength and position. A steered pass is counted as a whole forward pass,
-        though it begins after a block.
+        Some are over the text that the maps from source to target states are fitted on. In the
+        others, the target is steered: it reads each steered text once for each layer pair, vector,
+        strength and position. Such a pass is counted as a whole, though it begins after a block.
         """
         measure = config.measure_as(SteeringConfig)
         source = shapes["model"]
@@ -151,11 +151,13 @@ class Steering(
         if measure.path:  # the user's own file of pairs
             n_texts = len(read_contrasts(measure.path))
         n_layer_pairs = len(pairs_of_layers(config.layers, source.layers, target.layers))
+        # One vector of each of these kinds, such as the native one, and several random ones.
         n_vectors = len(SINGLE_VECTORS) + measure.draws
         n_passes = n_layer_pairs * n_vectors * len(measure.strengths) * len(measure.positions)
         tokens = float(n_texts * TOKENS_OF_TEXT)
-        steering = target.passes("steering", tokens, TOKENS_OF_TEXT, times=n_passes)
-        return [*super().model_passes(config, shapes), steering]
+        passes_of_maps = super().model_passes(config, shapes)
+        steering = target.passes("steering", tokens, row_length=TOKENS_OF_TEXT, times=n_passes)
+        return [*passes_of_maps, steering]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         """Steer the target by vectors of the source that are mapped to the target, and by others.
@@ -230,6 +232,7 @@ class Steering(
         by_position_and_strength = result.details.groupby(["position", "strength"], sort=False)
         _, first_rows = next(iter(by_position_and_strength))
         strongest = first_rows[first_rows["condition"] == NATIVE].nlargest(1, "effect")
+        # The rows of all conditions at the layers of the strongest native vector.
         at_strongest = first_rows.merge(strongest[["source_layer", "target_layer"]])
         headlines = []
         for name, condition in (("carried_share", CARRIED), ("native_share", NATIVE)):

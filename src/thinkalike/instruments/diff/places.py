@@ -13,7 +13,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.module_facts import HEADS, config_of_text_model, number_in
 
 MOST_NAMED = 4
-"""At most so many tokens, neurons and the like are named."""
+"""At most so many tokens, or ranges of neurons and the like, are named."""
 
 WRITES_TO_STREAM = re.compile(
     r"o_proj|out_proj|c_proj|down_proj|fc_out|dense_4h_to_h|(^|\.)o$|output\.dense|"
@@ -55,9 +55,9 @@ def changed_indices_in_words(model: FrozenModel, name: str, tensor: Tensor, chan
     is_of_vocabulary = len(tensor) == model.vocabulary and model.family.blocks not in name
     if change.axis == 0 and is_of_vocabulary:
         tokens = [repr(model.tokenizer.decode([token])) for token in indices]
-        return _first_few("token", tokens, len(tokens))
+        return _first_few("token", tokens)
     if change.axis == 0 and tensor.dim() == 3:  # a matrix for each expert of an MLP
-        return _first_few("expert", [str(expert) for expert in indices], len(indices))
+        return _first_few("expert", [str(expert) for expert in indices])
 
     path, _, _ = name.rpartition(".")
     is_of_outputs = change.axis == _output_axis(model, path, tensor)
@@ -67,7 +67,7 @@ def changed_indices_in_words(model: FrozenModel, name: str, tensor: Tensor, chan
     unit = "row" if change.axis == 0 else "column"
     # The neurons of an MLP are the inputs of its last map and the outputs of its other maps.
     is_last_map = bool(WRITES_TO_STREAM.search(path))
-    is_of_neurons = is_of_outputs != is_last_map
+    is_of_neurons = not is_of_outputs if is_last_map else is_of_outputs
     if INSIDE_MLP.search(path) and is_of_neurons:
         unit = "neuron"
     return _first_few(unit, ranges_in_words(indices), len(indices))
@@ -89,14 +89,16 @@ def _output_axis(model: FrozenModel, path: str, tensor: Tensor) -> int:
     return 0
 
 
-def _first_few(unit: str, names: Sequence[str], count: int) -> str:
+def _first_few(unit: str, names: Sequence[str], count: int | None = None) -> str:
     """Return at most `MOST_NAMED` names in words: "neurons 3 to 5, 8 and 2 more".
 
     Args:
         unit: What the names are of, in the singular.
-        names: The names, of which one may be a range such as "3 to 5".
-        count: How many things all names stand for.
+        names: The names, of which some may be ranges such as "3 to 5".
+        count: How many units all names stand for; None: each name is of one unit.
     """
+    if count is None:
+        count = len(names)
     plural = "" if count == 1 else "s"
     in_words = f"{unit}{plural} {', '.join(names[:MOST_NAMED])}"
     if len(names) > MOST_NAMED:

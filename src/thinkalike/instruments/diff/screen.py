@@ -44,7 +44,7 @@ MOST_RANGES = 5
 MOST_NAMED = 6
 """At most so many settings, tokens or words are named."""
 
-APART = 3
+LEAST_Z_NAMED = 3
 """From this z-score on, a module stands out as having moved farther than in the
 continued-training control. It is large, as recipes of training differ, too."""
 
@@ -116,6 +116,8 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     if "outputs" in tables and tables["outputs"]["restoring_effect"].notna().any():
         follows_modules = bool(numbers["modules"])
         most_outputs = result.config["measure"].get("outputs", 0)
+        # If there are as many outputs of attention and MLPs as the setting allows, others may have
+        # been left out. ("z" is the output of a head, in TransformerLens's words.)
         is_choice = (tables["outputs"]["output"] != "z").sum() >= most_outputs
         tokens = _tokens_of_choice(result) if is_choice else 0
         outputs = _outputs_in_words(tables["outputs"], follows_modules, tokens)
@@ -301,15 +303,16 @@ def _settings_in_words(table: pd.DataFrame) -> str:
 
 
 def _onsets_and_effects_in_words(table: pd.DataFrame, p_of_farthest: float | None) -> str:
-    """Return in which modules states begin to differ, and which modules have the largest effects.
+    """Return in words in which modules states begin to differ, and which have the largest effects.
 
     With the continued-training control (copies of the base that were trained further), a sentence
     follows that says whether the weights of one module moved much farther than in these copies.
 
     Args:
-        table: A row for each module. `mean_effect` is the share of the KL that exchanging the
-            module between the two models removes or brings, the mean of both. It is NaN if the
-            module was not exchanged, and for all modules if predictions differ by rounding alone.
+        table: A row for each module. `mean_effect` is the mean of two shares of the KL: the one
+            that disappears when the base's module is put into the changed model, and the one that
+            appears when the changed module is put into the base. It is NaN if the module was not
+            exchanged, and for all modules if predictions differ by rounding alone.
         p_of_farthest: The p-value of the module whose weights moved farthest, compared with these
             copies; None: there is no such control.
     """
@@ -429,11 +432,11 @@ def onsets_in_words(changed: pd.DataFrame) -> str:
 
 
 def _farthest_in_words(changed: pd.DataFrame, p: float) -> str:
-    """Return a sentence that says whether the weights of one module moved especially far.
+    """Return in a sentence which module's weights moved especially far, or that none did.
 
     `weight_change_beyond_control` is the z-score of how much farther a module moved than in copies
     of the base that were trained further, relative to the remaining modules. The module with the
-    largest z-score is named if this is at least `APART`, and its p-value at most
+    largest z-score is named if this is at least `LEAST_Z_NAMED`, and its p-value at most
     `FALSE_DISCOVERIES`. Otherwise the sentence says that no module moved farther.
 
     Args:
@@ -444,7 +447,7 @@ def _farthest_in_words(changed: pd.DataFrame, p: float) -> str:
     compared = compared.sort_values("weight_change_beyond_control")
     farthest = compared.iloc[-1]
     module = "No module"
-    if p <= FALSE_DISCOVERIES and farthest["weight_change_beyond_control"] >= APART:
+    if p <= FALSE_DISCOVERIES and farthest["weight_change_beyond_control"] >= LEAST_Z_NAMED:
         module = _module_names([farthest])
     return (
         f"{module} moved farther than in the continued-training control and than the remaining "

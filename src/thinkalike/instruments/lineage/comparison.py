@@ -332,8 +332,8 @@ def table_of_pairs(comparison: Comparison) -> pd.DataFrame:
             **names,
             "source_layer": pair.source.block,
             "target_layer": pair.target.block,
-            "source_module": _module_name(pair.source),
-            "target_module": _module_name(pair.target),
+            "source_module": module_name(pair.source),
+            "target_module": module_name(pair.target),
             **_columns_of_test(pair.test, comparison.corrected_p(pair), pair.similar_share),
         })  # fmt: skip
     return pd.DataFrame(rows)
@@ -363,7 +363,7 @@ def table_of_heads(comparison: Comparison) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _module_name(units: Units) -> str:
+def module_name(units: Units) -> str:
     """Return the module of a block that units are in, such as "mlp" or "mlp.3" for expert 3.
 
     It is called "mlp" if the weights of the units are in the block itself, and in no module of it.
@@ -427,9 +427,9 @@ def table_of_origins(comparison: Comparison) -> pd.DataFrame:
             "source": comparison.source.name,
             "target": comparison.target.name,
             "target_layer": target.block,
-            "target_module": _module_name(target),
+            "target_module": module_name(target),
             "source_layer": best.source.block if has_origin else math.nan,
-            "source_module": _module_name(best.source) if has_origin else "",
+            "source_module": module_name(best.source) if has_origin else "",
             **_columns_of_test(best.test, corrected_p, largest_similar_share),
         })  # fmt: skip
     return pd.DataFrame(rows)

@@ -119,14 +119,13 @@ class LineageInstrument(
         # The p-values are corrected for all pairs of blocks, of all pairs of models.
         tests = sum(len(source.units) * len(target.units) for source, target in pairs)
         n_head_tests = sum(len(source.heads) * len(target.heads) for source, target in pairs)
-        # Whether units with similar weights are counted in blocks that come from no other block.
+        n_head_tests = max(n_head_tests, 1)  # there are 0 if heads are not known
+        # Whether to count the units with similar weights in blocks that come from no other block.
         likeness = config.measure_as(LineageConfig).likeness
         comparisons = []
         for source, target in pairs:
             comparisons.append(
-                compare_models(
-                    source, target, tests, likeness=likeness, n_head_tests=max(n_head_tests, 1)
-                )
+                compare_models(source, target, tests, likeness=likeness, n_head_tests=n_head_tests)
             )
 
         origins = pd.concat([table_of_origins(comparison) for comparison in comparisons])
@@ -189,12 +188,15 @@ class LineageInstrument(
 def listed_models(config: AnalyzeConfig) -> list[ModelConfig]:
     """Return the configurations of the different models that the setting `models=[...]` lists.
 
+    They are taken from the jobs of each two of them, in which the list has been checked, and the
+    settings of models that were left open have values.
+
     Raises:
         ConfigError: There are fewer than two, one is not known, or `model=` is given as well.
     """
     models: list[ModelConfig] = []
-    for pair in jobs_of_model_pairs(config):  # checks the list, and fills in settings of models
-        models += [side for side in (pair.model, pair.target) if side not in models]
+    for job in jobs_of_model_pairs(config):
+        models += [model for model in (job.model, job.target) if model not in models]
     return models
 
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.instruments.lineage.comparison import ALPHA, Comparison
+from thinkalike.instruments.lineage.comparison import ALPHA, Comparison, module_name
 from thinkalike.measures.merges import LEAST_WEIGHT, fit_merge
 from thinkalike.models.units import UnitModel, Units
 from thinkalike.screen import number_text
@@ -23,8 +23,9 @@ def table_of_merges(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     A model is a merge if a block is a weighted mean of blocks of several models, or if its blocks
     are unchanged blocks of different models. The columns are target, target_layer and
     target_module (the merge), source and source_layer (a parent), weight (of the parent) and
-    explained: the share of the squared distance from the nearest parent that the weighted mean
-    explains. It is NaN where the block is an unchanged block of one parent.
+    explained: 1 - m / n, with m the squared distance of the block's weights from the weighted mean
+    and n that from the nearest parent. It is NaN where the block is an unchanged block of one
+    parent. A block of several experts has rows for each expert.
 
     Args:
         comparisons: The comparisons of every two models.
@@ -36,10 +37,12 @@ def table_of_merges(comparisons: Sequence[Comparison]) -> pd.DataFrame:
 
     rows: list[dict[str, object]] = []
     for target in models.values():
-        origins = _shared_blocks_by_block(target, comparisons)
+        candidates_by_block = _shared_blocks_by_block(target, comparisons)
         rows_of_target = []
-        for units in target.units:
-            rows_of_target += _parents_of_block(target, units, origins.get(units, []))
+        # `Units` say where the weights of one block (or of one of its experts) are in the model.
+        for block in target.units:
+            candidates = candidates_by_block.get(block, [])
+            rows_of_target += _parents_of_block(target, block, candidates)
         if len({row["source"] for row in rows_of_target}) > 1:
             rows += rows_of_target
     return pd.DataFrame(rows)
@@ -49,6 +52,8 @@ def _shared_blocks_by_block(
     target: UnitModel, comparisons: Sequence[Comparison]
 ) -> dict[Units, list[tuple[UnitModel, Units]]]:
     """Return for each block of a model the blocks of other models that share its history.
+
+    A block is an MLP, or one expert of it; `Units` say where its weights are.
 
     A test of hidden units shows the common history. Of each other model, only the block with the
     strongest evidence is returned. Models that do not share the residual stream are left out, as
@@ -82,7 +87,7 @@ def _shared_blocks_by_block(
 
 
 def _parents_of_block(
-    target: UnitModel, units: Units, candidates: Sequence[tuple[UnitModel, Units]]
+    target: UnitModel, block: Units, candidates: Sequence[tuple[UnitModel, Units]]
 ) -> list[dict[str, object]]:
     """Return a table row for each parent of a block, with its weight.
 
@@ -90,19 +95,19 @@ def _parents_of_block(
     The list is empty if the block is neither, if it equals several candidates, or if there are
     fewer than two candidates.
 
-    `explained` is the share of the squared distance from the nearest candidate that the weighted
-    mean removes. A block that equals a candidate has no distance to remove, so that the share is
-    NaN.
+    `explained` says how much nearer to the block the weighted mean is than the nearest candidate:
+    1 - (squared distance from the mean) / (squared distance from this candidate). It is NaN if the
+    block equals a candidate, as this distance is 0 then.
 
     Args:
         target: The model of the block.
-        units: The hidden units of the block.
+        block: The block, as where the weights of its hidden units are.
         candidates: Blocks of other models with a common history, each with its model.
     """
     if len(candidates) < 2:
         return []
-    weights_of_candidates = [_vector_of_weights(model, block) for model, block in candidates]
-    fit = fit_merge(_vector_of_weights(target, units), torch.stack(weights_of_candidates))
+    weights_of_candidates = [_vector_of_weights(*candidate) for candidate in candidates]
+    fit = fit_merge(_vector_of_weights(target, block), torch.stack(weights_of_candidates))
     # `fit_merge` returns NaN for `explained` if the block equals at least one candidate. All equal
     # candidates then have the same weight, so a weight of 1 means that only one is equal. If there
     # are several, nothing tells which of them is the parent.
@@ -110,23 +115,23 @@ def _parents_of_block(
     if not (fit.is_merge or equals_candidate):
         return []
     rows: list[dict[str, object]] = []
-    for (model, block), weight in zip(candidates, fit.weights.tolist(), strict=True):
+    for (parent, parent_block), weight in zip(candidates, fit.weights.tolist(), strict=True):
         if weight >= LEAST_WEIGHT:
             rows.append({
                 "target": target.name,
-                "target_layer": units.block,
-                "target_module": units.module or "mlp",
-                "source": model.name,
-                "source_layer": block.block,
+                "target_layer": block.block,
+                "target_module": module_name(block),
+                "source": parent.name,
+                "source_layer": parent_block.block,
                 "weight": weight,
                 "explained": fit.explained,
             })  # fmt: skip
     return rows
 
 
-def _vector_of_weights(model: UnitModel, units: Units) -> Float[Tensor, " n"]:
-    """Return the input and output weights of a block's units as one vector."""
-    return torch.cat([model.reading(units).flatten(), model.writing(units).flatten()])
+def _vector_of_weights(model: UnitModel, block: Units) -> Float[Tensor, " n"]:
+    """Return the input and output weights of a block's hidden units as one vector."""
+    return torch.cat([model.reading(block).flatten(), model.writing(block).flatten()])
 
 
 class BlocksOfSameParents(NamedTuple):
@@ -136,7 +141,14 @@ class BlocksOfSameParents(NamedTuple):
     """The names of the parents."""
 
     layers: list[int]
-    """The numbers of the blocks."""
+    """The numbers of the blocks; experts of one block have the same number."""
+
+    rows: list[pd.DataFrame]
+    """For each block its rows in the table of merges, one for each parent."""
+
+    def is_continued_by(self, parents: tuple[str, ...], layer: int) -> bool:
+        """Return whether a block with these parents is the next one, or an expert of the last."""
+        return self.parents == parents and layer - self.layers[-1] in (0, 1)
 
 
 def merges_in_words(merges: pd.DataFrame) -> Iterator[str]:
@@ -145,45 +157,39 @@ def merges_in_words(merges: pd.DataFrame) -> Iterator[str]:
     Successive blocks with the same parents are named together.
 
     Args:
-        merges: A row for each block of each merged model, and each of the block's parents.
+        merges: A row for each block of each merged model, and each of the block's parents. Blocks
+            that are no merge have no rows.
     """
     for target, rows_of_target in merges.groupby("target", sort=False):
-        blocks = rows_of_target.groupby(["target_layer", "target_module"], sort=False)
-        parents_of_block = blocks["source"].agg(tuple)
         runs: list[BlocksOfSameParents] = []
-        layers = parents_of_block.index.get_level_values("target_layer")
-        for layer, parents in zip(layers, parents_of_block, strict=True):
-            if runs and runs[-1].parents == parents:
-                runs[-1].layers.append(int(layer))
+        blocks = rows_of_target.groupby(["target_layer", "target_module"], sort=False)
+        for _, rows_of_block in blocks:
+            parents = tuple(rows_of_block["source"])
+            layer = int(rows_of_block["target_layer"].iloc[0])
+            if runs and runs[-1].is_continued_by(parents, layer):
+                runs[-1].layers.append(layer)
+                runs[-1].rows.append(rows_of_block)
             else:
-                runs.append(BlocksOfSameParents(parents, [int(layer)]))
-        clauses = []
-        for run in runs:
-            clauses.append(_parents_of_run_in_words(rows_of_target, run.parents, run.layers))
+                runs.append(BlocksOfSameParents(parents, [layer], [rows_of_block]))
+        clauses = [_parents_of_run_in_words(run) for run in runs]
         yield f"{target} is a merge: {'; '.join(clauses)}."
 
 
-def _parents_of_run_in_words(
-    rows_of_target: pd.DataFrame, parents: tuple[str, ...], layers: list[int]
-) -> str:
+def _parents_of_run_in_words(run: BlocksOfSameParents) -> str:
     """Return in words the weighted mean of models that some successive blocks are.
 
     Such as "blocks 0 to 5 are 0.50 a + 0.50 b (explains ...)". Blocks with a single parent are
     unchanged blocks of it.
-
-    Args:
-        rows_of_target: The rows of the merged model.
-        parents: The names of the parents of these blocks.
-        layers: The numbers of the blocks.
     """
-    rows_of_blocks = rows_of_target[rows_of_target["target_layer"].isin(layers)]
-    blocks = f"block {layers[0]} is"
-    if layers[-1] != layers[0]:
-        blocks = f"blocks {layers[0]} to {layers[-1]} are"
-    if len(parents) == 1:
-        return f"{blocks} from {parents[0]}, unchanged"
+    first, last = run.layers[0], run.layers[-1]
+    blocks = f"block {first} is"
+    if last != first:
+        blocks = f"blocks {first} to {last} are"
+    if len(run.parents) == 1:
+        return f"{blocks} from {run.parents[0]}, unchanged"
+    rows_of_blocks = pd.concat(run.rows)
     weights = rows_of_blocks.groupby("source")["weight"].mean()
-    mean = " + ".join(f"{weights[parent]:.2f} {parent}" for parent in parents)
+    mean = " + ".join(f"{weights[parent]:.2f} {parent}" for parent in run.parents)
     explained = number_text(rows_of_blocks["explained"].min(), ".1%")
     return (
         f"{blocks} {mean} (explains at least {explained} of the squared distance from the nearest "

@@ -75,7 +75,8 @@ class BlockRun:
         """
         if not self.is_tested:
             return "not tested"
-        if self.shift is None:  # then the blocks have no origin
+        has_origin = self.shift is not None
+        if not has_origin:
             return "none"
         return range_of_blocks([int(row["source_layer"]) for row in self.rows])
 

@@ -26,7 +26,7 @@ from thinkalike.measures.mlem.encoding_model import FEWEST_PER_FOLD, MLEM
 from thinkalike.measures.mlem.importance import (
     Importance,
     feature_importance,
-    fewest_groups,
+    fewest_groups_for_intervals,
 )
 from thinkalike.measures.mlem.split_half import split_half_reference
 from thinkalike.measures.rows import naming_rows
@@ -199,7 +199,7 @@ def fit_profiles(
         reason = str(error)
         if "groups" in reason:
             reason += f"; {named_setting('measure.together', 'stimulus')} lets folds divide a text"
-        reason += numbered(sides, str(error))
+        reason += numbered(sides, str(error))  # which models' layers the message counts
         raise DataError(f"{stimuli.source}: {reason}") from error
     _warn_of_few_sentences(measure, stimuli, importance)
     return model, importance
@@ -231,14 +231,18 @@ def _warn_of_few_sentences(measure: MLEMConfig, stimuli: Stimuli, importance: Im
         stimuli: The stimuli, whose source the warning names.
         importance: The importances, which know the number of sentences (groups).
     """
-    fewest = fewest_groups(measure.folds)
-    if importance.groups >= fewest:
+    fewest_for_intervals = fewest_groups_for_intervals(measure.folds)
+    if importance.groups >= fewest_for_intervals:
         return
     missing = "no intervals"
-    if importance.groups < FEWEST_GROUPS:
+    if importance.groups < FEWEST_GROUPS:  # which p-values need
         missing = "no intervals and no p"
     log.warning(
-        "warning: %s has fewer than %d %s: %s", stimuli.source, fewest, stimuli.unit, missing
+        "warning: %s has fewer than %d %s: %s",
+        stimuli.source,
+        fewest_for_intervals,
+        stimuli.unit,
+        missing,
     )
 
 

@@ -52,17 +52,18 @@ def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Fl
 def u_centred(squared: Float[Tensor, "n n"], name: str, rounding: float) -> Float[Tensor, "n n"]:
     """Replace squared distances, in place, by U-centred distances of norm 1, and return them.
 
-    Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it. Products of
-    two such matrices are unbiased. Some rows at a time stay in the cache from one step to the
-    next.
+    Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it, where a are
+    the distances, and a dot stands for the sum over an index. Products of two such matrices are
+    unbiased. A panel of some rows at a time is processed, so that it stays in the cache of the
+    processor from one step to the next.
 
     Args:
         squared: A symmetric matrix of squared distances.
         name: What errors call the layer.
-        rounding: The share of the norm that may be nothing but rounding.
+        rounding: The share of the norm of the distances that may be nothing but rounding.
 
     Raises:
-        ValueError: Nothing but rounding is left.
+        ValueError: No larger share is left by centring.
     """
     n = len(squared)
     rows_at_once = ROWS_AT_ONCE // 4
@@ -208,17 +209,17 @@ class DistanceCorrelation(LayerMeasure[Tensor]):
 
 
 class _Ranks(NamedTuple):
-    """The mid-ranks of the distances of any two rows.
+    """The mid-ranks of the distances of any two rows, centred, and doubled to be whole numbers.
 
     Attributes:
-        doubled: 2 (rank - mean rank) of each distance, a whole number; 0 on the diagonal.
+        doubled_centred: 2 (rank - mean rank) of each distance, a whole number; 0 on the diagonal.
         norm: The Frobenius norm of this matrix.
     """
 
-    doubled: Float[Tensor, "n n"]
+    doubled_centred: Float[Tensor, "n n"]
     norm: Float[Tensor, ""]
 
-    def among(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
+    def unit_ranks_among(self, pairs: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
         """Return the mid-ranks of the distances of only some pairs of rows, centred, of norm 1.
 
         They are computed from the ranks among all pairs, which have the order of the distances, so
@@ -227,15 +228,15 @@ class _Ranks(NamedTuple):
         Args:
             pairs: For rows i and j the flat index i n + j in an n x n matrix.
         """
-        n = len(self.doubled)
+        n = len(self.doubled_centred)
         pair_count = n * (n - 1) // 2
-        # `doubled`, 2 (rank - mean rank) of each distance, goes from 1 - pair_count to
-        # pair_count - 1. Shifted to be positive, it is a level: a whole number in the order of
-        # the distances.
-        levels = (self.doubled.view(-1)[pairs] + pair_count).long()
+        # The least of all distances has rank 1 and the greatest has rank pair_count, so that
+        # 2 (rank - mean rank) goes from 1 - pair_count to pair_count - 1. After this shift it goes
+        # from 1 to 2 * pair_count - 1, and is a level: a whole number in the order of distances.
+        levels = (self.doubled_centred.view(-1)[pairs] + pair_count).long()
         copies_of_distance = torch.ones_like(levels, dtype=torch.float64)  # each counts once
+        ranks = ranks_of_levels(levels, copies_of_distance, most_levels=2 * pair_count)
         mean_rank = (len(pairs) + 1) / 2
-        ranks = ranks_of_levels(levels, copies_of_distance, most=2 * pair_count)
         centred_ranks = ranks.sub_(mean_rank)
         norm: Tensor = centred_ranks.norm()
         return centred_ranks / norm
@@ -259,8 +260,9 @@ class TokenRSA(LayerMeasure[_Ranks]):
     def prepare(self, layer: Float[Tensor, "n d"], name: str) -> _Ranks:
         """Return the ranks of the distances of all pairs of rows, as a symmetric matrix.
 
-        Equal distances share the mean of their ranks. The matrix has twice the rank of each pair
-        less twice the mean rank, with its Frobenius norm beside it.
+        Equal distances share the mean of their ranks. Entry (i, j) of the matrix is twice the rank
+        of the distance of rows i and j, less twice the mean rank. Its Frobenius norm comes with
+        it.
 
         Raises:
             ValueError: All distances are equal, or a state is not finite.
@@ -270,24 +272,26 @@ class TokenRSA(LayerMeasure[_Ranks]):
         pairs = upper_triangle_indices(n, distances.states.device)  # flat indices of i < j
         ranks = distances.ranks_at(pairs)
         # 2 (rank - mean rank) is a whole number also for ties, so that sums of these are exact.
-        doubled = ranks.mul_(2).sub_(len(pairs) + 1)  # the mean rank is (pairs + 1) / 2
-        norm = doubled.norm() * 2**0.5  # of the matrix, in which each pair occurs twice
+        doubled_centred = ranks.mul_(2).sub_(len(pairs) + 1)  # the mean rank is (pairs + 1) / 2
+        norm = doubled_centred.norm() * 2**0.5  # of the matrix, in which each pair occurs twice
         if norm == 0:
             raise ValueError(
-                f"the distances of {name}: all {len(doubled)} values are equal and have no ranks"
+                f"the distances of {name}: all {len(pairs)} values are equal and have no ranks"
             )
-        matrix = doubled.new_zeros(n, n)
-        matrix.view(-1)[pairs] = doubled  # the upper triangle
+        matrix = doubled_centred.new_zeros(n, n)
+        matrix.view(-1)[pairs] = doubled_centred  # the upper triangle
         symmetric = matrix.add_(matrix.T.contiguous())
         return _Ranks(symmetric, norm)
 
     def compare(self, first: _Ranks, second: _Ranks) -> Float[Tensor, ""]:
         """Return Spearman's ρ of the distances of two prepared layers."""
-        return (first.doubled * second.doubled).sum() / (first.norm * second.norm)
+        products_of_ranks = first.doubled_centred * second.doubled_centred
+        return products_of_ranks.sum() / (first.norm * second.norm)
 
     def reordered(self, prepared: _Ranks, order: Int[Tensor, " n"]) -> _Ranks:
         """Return the ranks of distances after the rows took another order."""
-        return prepared._replace(doubled=reordered_matrix(prepared.doubled, order))
+        reordered_ranks = reordered_matrix(prepared.doubled_centred, order)
+        return prepared._replace(doubled_centred=reordered_ranks)
 
     def compare_all(
         self, layers: Sequence[_Ranks], model_pairs: ModelPairs
@@ -303,7 +307,7 @@ class TokenRSA(LayerMeasure[_Ranks]):
         """
         norms = model_pairs.by_model([layer.norm for layer in layers])
         products_of_ranks = products(
-            [layer.doubled for layer in layers], model_pairs, is_symmetric=True
+            [layer.doubled_centred for layer in layers], model_pairs, is_symmetric=True
         )
         return {
             (source, target): products_of_pair / torch.outer(norms[source], norms[target])
@@ -326,7 +330,7 @@ class TokenRSA(LayerMeasure[_Ranks]):
         Returns:
             The correlations (1 + parts, l, m) for each pair of models.
         """
-        n = len(layers[0].doubled)
+        n = len(layers[0].doubled_centred)
         values_of_all_rows = self.compare_all(layers, model_pairs)
         correlations = {pair: [values] for pair, values in values_of_all_rows.items()}
         row_numbers = torch.arange(n, device=layers[0].norm.device)
@@ -336,7 +340,7 @@ class TokenRSA(LayerMeasure[_Ranks]):
             rows = torch.cat([row_numbers[:start], row_numbers[stop:]])  # those that remain
             first, second = torch.triu_indices(n - size, n - size, 1, device=rows.device)
             pairs = rows[first] * n + rows[second]  # flat indices in the n x n matrix of ranks
-            ranks = model_pairs.by_model([layer.among(pairs) for layer in layers])
+            ranks = model_pairs.by_model([layer.unit_ranks_among(pairs) for layer in layers])
             for (source, target), values in correlations.items():
                 if n - size >= FEWEST_RANKED_ROWS:
                     values.append(ranks[source] @ ranks[target].T)

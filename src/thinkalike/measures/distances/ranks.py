@@ -82,17 +82,17 @@ def with_ties(values: Float[Tensor, " n"], rounding: Float[Tensor, " n"]) -> Flo
     """Return the values, in which those that differ by rounding alone are made equal.
 
     In ascending order, a value that is above the one before by no more than its rounding is in the
-    same group, and all values of a group become the least of them. A group that spans more than
-    twice the rounding is a continuum, whose values stay as they are.
+    same group, and all values of a group become the least of them. Values of a group that spans
+    more than twice the rounding stay as they are, since `levels_of` then gives each its own level.
 
     Args:
         values: The values.
         rounding: By how much rounding may have changed each of them.
     """
-    levels = levels_of(values, rounding)  # the number of the group of each value
-    least = values.new_full((len(values),), torch.inf)
-    least.scatter_reduce_(0, levels, values, "amin")
-    return least[levels]
+    levels = levels_of(values, rounding)
+    least_of_level = values.new_full((len(values),), torch.inf)
+    least_of_level.scatter_reduce_(0, levels, values, "amin")
+    return least_of_level[levels]
 
 
 def in_ascending_order(
@@ -111,7 +111,7 @@ def in_ascending_order(
 
 
 def ranks_of_levels(
-    levels: Int[Tensor, "*b n"], counts: Float[Tensor, "*c n"], most: int | None = None
+    levels: Int[Tensor, "*b n"], counts: Float[Tensor, "*c n"], most_levels: int | None = None
 ) -> Float[Tensor, "*b n"]:
     """Return the mid-ranks, from 1, of n values, each of which may stand for several copies.
 
@@ -122,12 +122,12 @@ def ranks_of_levels(
     Args:
         levels: The levels. Not all numbers need to occur.
         counts: How many copies there are of each value. Its shape expands to that of `levels`.
-        most: An upper bound on the number of levels. None: it is one more than the largest level,
-            which a GPU must first compute and hand over.
+        most_levels: An upper bound on the number of levels. None: it is one more than the largest
+            level, which a GPU must first compute and hand over.
     """
-    if most is None:
-        most = int(levels.max()) + 1 if levels.numel() else 0
-    copies_of_level = counts.new_zeros(*levels.shape[:-1], most)
+    if most_levels is None:
+        most_levels = int(levels.max()) + 1 if levels.numel() else 0
+    copies_of_level = counts.new_zeros(*levels.shape[:-1], most_levels)
     copies_of_level.scatter_add_(-1, levels, counts.expand(levels.shape))
     # A level's copies have the ranks from cumsum - copies + 1 to cumsum; this is their mean.
     rank_of_level = copies_of_level.cumsum(-1) - (copies_of_level - 1) / 2
@@ -149,8 +149,8 @@ def mid_ranks(
     # Tied values have the same level, a whole number in the order of the values.
     levels = levels_of(values, rounding)
     copies_of_value = torch.ones_like(values, dtype=torch.float64)  # each value counts once
-    n_values = values.shape[-1]
-    return ranks_of_levels(levels, copies_of_value, most=n_values)
+    n_values = values.shape[-1]  # there are at most as many levels
+    return ranks_of_levels(levels, copies_of_value, most_levels=n_values)
 
 
 def unit_ranks(

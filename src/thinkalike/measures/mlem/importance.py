@@ -47,7 +47,7 @@ GROUPS_PER_FOLD = 2
 FeatureSet = tuple[int, ...]
 
 
-def fewest_groups(folds: int) -> int:
+def fewest_groups_for_intervals(folds: int) -> int:
     """Return how many groups, such as sentences, an interval over this many folds needs."""
     return max(FEWEST_GROUPS, GROUPS_PER_FOLD * folds)
 
@@ -91,8 +91,8 @@ class Importance:
         drops: The drop of the score for each of t sets, r times; negative ones are kept.
         null: In each of b draws, the importance of each feature after it was made irrelevant; NaN
             where groups are too few, None if there were no draws.
-        groups: How many sentences or the like there are. Fewer than `fewest_groups` have the
-            interval (-∞, ∞).
+        groups: How many sentences or the like there are. With fewer than
+            `fewest_groups_for_intervals`, all intervals are (-∞, ∞).
     """
 
     sets: tuple[FeatureSet, ...]
@@ -155,10 +155,10 @@ class Importance:
     def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:
         """Return the mean over the k folds of the last axis, with a 95 % interval.
 
-        The interval is (-∞, ∞) if there are fewer groups of stimuli than `fewest_groups`.
+        It is (-∞, ∞) if there are fewer groups of stimuli than `fewest_groups_for_intervals`.
         """
         estimate = fold_interval(values)
-        if self.groups >= fewest_groups(values.shape[-1]):
+        if self.groups >= fewest_groups_for_intervals(values.shape[-1]):
             return estimate
         return interval_around(estimate.value, torch.inf)
 
@@ -238,7 +238,8 @@ def feature_importance(
     the values of a feature move between held-out stimuli, and all their pairs are predicted again.
     All layers see the same folds and permutations. Under recipe="paper" both are of pairs instead.
     If no feature has weight, the prediction is constant and scores 0. Fewer than `FEWEST_GROUPS`
-    groups give no p-values, and fewer than `fewest_groups` no intervals. Each has a warning.
+    groups give no p-values, and fewer than `fewest_groups_for_intervals` no intervals. Each has a
+    warning.
 
     Args:
         model: The parameters of the fits; the model itself is not changed.
@@ -308,10 +309,11 @@ def feature_importance(
 
     group_of = torch.arange(n) if table.groups is None else table.groups
     group_count = len(group_of.unique())
-    if group_count < fewest_groups(folds):
+    fewest = fewest_groups_for_intervals(folds)
+    if group_count < fewest:
         lacking = "intervals and p-values" if group_count < FEWEST_GROUPS else "intervals"
         warnings.warn(
-            f"{group_count} groups are too few for {lacking}: give {fewest_groups(folds)} or more",
+            f"{group_count} groups are too few for {lacking}: give {fewest} or more",
             stacklevel=2,
         )
     draws = None

@@ -56,7 +56,7 @@ from thinkalike.measures.mlem.features import (
 
 # The matrix C by which z_i' C z_j is Δ², the squared difference of the stimuli i and j in a scaled
 # feature. z has the columns p, x, x² and q of the table above. C is symmetric.
-SCALED_FORM = ((0, 0, 1, 1), (0, -2, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))
+SQUARED_DIFFERENCE_FORM = ((0, 0, 1, 1), (0, -2, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))
 
 # Pairs whose regressors are in memory at once, with up to this many terms; more terms mean fewer
 # pairs.
@@ -462,9 +462,10 @@ class _FeatureForms(NamedTuple):
         """Return the term Δ² of a scaled feature as a bilinear form of two stimuli.
 
         Δ is how far apart the positions x of two stimuli on the feature are, divided by its range,
-        or 1 if only one of them has a position. The form, `SCALED_FORM`, takes four columns:
-        p, which is 1 for stimuli with a position, else 0; x and x²; and q, which is 1 for stimuli
-        whose value is missing and not ignored. The mean of x, which cancels in Δ, is subtracted.
+        or 1 if only one of them has a position. The form, `SQUARED_DIFFERENCE_FORM`, takes four
+        columns: p, which is 1 for stimuli with a position, else 0; x and x²; and q, which is 1 for
+        stimuli whose value is missing and not ignored. The mean of x, which cancels in Δ, is
+        subtracted.
 
         Args:
             features: The features of the stimuli.
@@ -492,7 +493,7 @@ class _FeatureForms(NamedTuple):
                 the stimuli i of the set, and ' stands for the transpose. P is symmetric.
         """
         if self.level_pairs is None:  # the feature is scaled, with one term
-            form = product.new_tensor(SCALED_FORM)  # C
+            form = product.new_tensor(SQUARED_DIFFERENCE_FORM)  # C
             # The sum of all entries of C times those of P is tr(C P), as C is symmetric.
             return (form * product).sum((1, 2))[:, None] / 2
         # C of the levels a and b is 1 at (a, b) and (b, a), else 0: tr(C P) / 2 is entry (a, b).
@@ -513,7 +514,7 @@ class _FeatureForms(NamedTuple):
                 feature times the d columns of the other one.
         """
         if other.level_pairs is None:
-            form = shared.new_tensor(SCALED_FORM)  # D of the other feature; D' = D
+            form = shared.new_tensor(SQUARED_DIFFERENCE_FORM)  # D of the other feature; D' = D
             product = shared @ form @ shared.mT  # M D' M'
             return self.sums_with(product)[..., None]
         if self.level_pairs is None:  # only this feature is scaled: exchange the two
