@@ -346,7 +346,7 @@ class Lineage(Job):
 
     An exact test of weights, which reads no text. The table has the hidden units in common
     positions for every two blocks, with p-values under independent training. `tables["origins"]`
-    has the origin of each block of the target. With likeness=False copies whose units were
+    has the origin of each block of the target. With similar_units=False copies whose units were
     reordered are not looked for.
 
     >>> result = lineage("bert-mini", "bert-mini-nli")
@@ -359,7 +359,7 @@ class Lineage(Job):
     source: Model
     target: Model
     _: KW_ONLY
-    likeness: bool = True
+    similar_units: bool = True
 
 
 @dataclass(frozen=True, eq=False)

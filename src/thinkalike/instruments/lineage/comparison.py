@@ -204,7 +204,7 @@ def compare_models(
     source: UnitModel,
     target: UnitModel,
     tests: int,
-    likeness: bool = True,
+    similar_units: bool = True,
     n_head_tests: int = 1,
 ) -> Comparison:
     """Compare each block of one model with each block of another, by their hidden units.
@@ -218,7 +218,7 @@ def compare_models(
         source: The first model.
         target: The second model.
         tests: The number of pairs of blocks for which p-values of hidden units are corrected.
-        likeness: Whether units with similar weights are counted for blocks of the target that
+        similar_units: Whether units with similar weights are counted for blocks of the target that
             come from no block of the source.
         n_head_tests: The number of pairs of blocks for which p-values of heads are corrected.
     """
@@ -237,7 +237,7 @@ def compare_models(
     if not are_heads_too_few(source, target, n_head_tests):
         heads = _compare_attention(source, target, streams)
     comparison = Comparison(source, target, streams, pairs, tests, heads, n_head_tests)
-    if likeness:
+    if similar_units:
         _add_similar_shares(comparison)
     return comparison
 

@@ -46,8 +46,8 @@ class LineageConfig(MeasureConfig):
     """The settings of lineage."""
 
     kind: str = "lineage"
-    # also look for copies whose hidden units were reordered, by the likeness of their units
-    likeness: bool = True
+    # also look for copies whose hidden units were reordered, by how similar their units are
+    similar_units: bool = True
 
 
 class LineageInstrument(
@@ -59,7 +59,7 @@ class LineageInstrument(
     """Tests which blocks of `model@target`, or of each of `models`, share a training history."""
 
     of_models: ClassVar[str] = "all"
-    smallest: ClassVar[Mapping[str, object]] = {"measure.likeness": False}
+    smallest: ClassVar[Mapping[str, object]] = {"measure.similar_units": False}
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
         """Return the configuration with all settings filled in.
@@ -121,11 +121,11 @@ class LineageInstrument(
         n_head_tests = sum(len(source.heads) * len(target.heads) for source, target in pairs)
         n_head_tests = max(n_head_tests, 1)  # there are 0 if heads are not known
         # Whether to count the units with similar weights in blocks that come from no other block.
-        likeness = config.measure_as(LineageConfig).likeness
+        similar_units = config.measure_as(LineageConfig).similar_units
         comparisons = []
         for source, target in pairs:
             comparisons.append(
-                compare_models(source, target, tests, likeness=likeness, n_head_tests=n_head_tests)
+                compare_models(source, target, tests, similar_units=similar_units, n_head_tests=n_head_tests)
             )
 
         origins = pd.concat([table_of_origins(comparison) for comparison in comparisons])
