@@ -18,6 +18,7 @@ FORMER_NAMES = {
     "unit": "level",
     "conditional_on": "given",
     "calibration_points": "rungs",
+    "similar_units": "likeness",
 }
 """By the name of a setting, without its part, the one that it had."""
 
