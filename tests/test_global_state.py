@@ -32,10 +32,11 @@ from matplotlib import pyplot
 import thinkalike
 import tiny
 from thinkalike.config import compose_job
-from thinkalike.config.compose import OptionsEverywhere
+from thinkalike.config.compose import OptionsEverywhere, hydra_ready
 from thinkalike.errors import ThinkalikeError
 from thinkalike.global_state import isolated
 from thinkalike.models.checkpoints import ASSETS
+from thinkalike.models.hooks import pass_lock
 
 PAIR = ("gelu-3l-mini", "solu-3l-mini")
 TEXTS = [tiny.document(seed, 60) for seed in range(240)]
@@ -82,6 +83,7 @@ WATCHED = {  # by name: what reads a state that the whole process shares
     "random state of GPUs": lambda: [each.tolist() for each in torch.cuda.get_rng_state_all()],
     "threads of torch": torch.get_num_threads,
     "default dtype": torch.get_default_dtype,
+    "default device": lambda: str(torch.get_default_device()),
     "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
     "precision of products": torch.get_float32_matmul_precision,
     "flags of cuDNN": lambda: (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
@@ -115,6 +117,7 @@ CHANGES = {  # the control: what changes each of them
     "random state of torch": lambda: torch.rand(1),
     "threads of torch": lambda: torch.set_num_threads(2),
     "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "default device": lambda: torch.set_default_device("meta"),
     "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True),
     "precision of products": lambda: torch.set_float32_matmul_precision("medium"),
     "flags of cuDNN": lambda: setattr(torch.backends.cudnn, "benchmark", True),
@@ -399,3 +402,177 @@ def test_eight_threads_give_what_they_give_one_after_another():
     for alone, beside in zip(serial, together, strict=True):
         pd.testing.assert_frame_equal(alone, beside, check_exact=True)
     assert differing(before, states()) == []
+
+
+def in_forked_process(call, seconds=20):
+    """Whether a call ends in a process forked from this one, which is killed after so many seconds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of threads
+        child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
+        try:
+            call()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@contextlib.contextmanager
+def entered_by_another_thread(context):
+    """While this is open, another thread is inside a context."""
+    inside, done = threading.Event(), threading.Event()
+
+    def enter():
+        with context():
+            inside.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    try:
+        assert inside.wait(60)
+        yield
+    finally:
+        done.set()
+        thread.join(60)
+
+
+LOCKS = {
+    "job": isolated,
+    "pass of a model": lambda: pass_lock(module()),
+    "composition": hydra_ready,
+    "composition in a job": lambda: nested(isolated(), hydra_ready()),
+    "pass in a job": lambda: nested(isolated(), pass_lock(module())),
+}
+
+
+@contextlib.contextmanager
+def nested(outer, inner):
+    with outer, inner:
+        yield
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no process is forked here")
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_forked_process_does_not_wait_for_a_thread_that_it_lacks(name):
+    def job():
+        with LOCKS[name]():
+            return thinkalike.cka(drawn(9, 3), drawn(9, 4))
+
+    module()
+    with entered_by_another_thread(LOCKS[name]):
+        assert in_forked_process(job)
+    job()  # this process goes on as before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no process is forked here")
+def test_a_process_that_a_job_forks_is_still_in_the_job():
+    """There nothing is restored when a job that the first one needs has ended."""
+
+    def inner_job():
+        with isolated():
+            os.environ["OF_THE_JOB"] = "1"
+        assert "OF_THE_JOB" in os.environ
+
+    with isolated():
+        assert in_forked_process(inner_job)
+
+
+def test_names_that_are_loaded_do_not_wait_for_the_job_of_another_thread():
+    names = [*thinkalike.__all__, "__version__"]
+    for name in names:
+        getattr(thinkalike, name)
+    with entered_by_another_thread(isolated), ThreadPoolExecutor(1) as pool:
+        looked_up = pool.submit(lambda: [hasattr(thinkalike, name) for name in (*names, "no_such_name")])
+        assert looked_up.result(20) == [*[True] * len(names), False]
+
+
+FIRST_USE = """
+import threading, time, thinkalike
+from thinkalike.global_state import isolated
+with isolated():
+    thread = threading.Thread(target=lambda: thinkalike.cka)
+    thread.start()
+    thread.join(1)
+    print(thread.is_alive())
+thread.join(60)
+print(thread.is_alive())
+"""
+
+
+@pytest.mark.ci_slow
+def test_the_first_use_of_a_name_waits_as_it_imports_libraries():
+    done = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
+@contextlib.contextmanager
+def default_device(device):
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+class Passing(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def several_modes():
+    with default_device("meta"), Passing(), torch.device("meta"), Passing():
+        yield
+
+
+DEVICES = {  # what a user may have set; "meta" stands for any device that is not that of the arrays
+    "set for good": lambda: default_device("meta"),
+    "set for a while": lambda: torch.device("meta"),
+    "set for a while, inside another": lambda: nested(default_device("cpu"), torch.device("meta")),
+    "among other modes": several_modes,
+}
+LEVELS = pd.DataFrame({"a": list("xyz") * 10})
+STATES = np.random.default_rng(0).normal(size=(2, 30, 4))
+ON_ARRAYS = {
+    "compare": lambda: thinkalike.compare(*STATES).table["value"].iloc[0],
+    "cka": lambda: thinkalike.cka(*STATES),
+    "mutual_knn": lambda: thinkalike.mutual_knn(*STATES, k=3),
+    "rsa": lambda: thinkalike.rsa([*STATES])[0, 1],
+    "mantel": lambda: thinkalike.mantel([*STATES], permutations=9)[0][0, 1],
+    "MLEM": lambda: thinkalike.MLEM(alpha=1.0).fit(LEVELS, STATES[0]).score(LEVELS, STATES[1]),
+    "MLEM, predicted": lambda: thinkalike.MLEM(alpha=1.0).fit(LEVELS, STATES[0]).predict(LEVELS).sum(),
+    "bootstrap_interval": lambda: thinkalike.bootstrap_interval([1.0, 2.0, 4.0], [1, 2, 3]).value,
+    "a model": lambda: thinkalike.load_model("gelu-3l-mini").head(torch.ones(1, 2, dtype=int, device="cpu"), 1).sum(),
+}
+
+
+@pytest.mark.parametrize("set_by_user", DEVICES)
+@pytest.mark.parametrize("name", ON_ARRAYS)
+def test_a_default_device_of_the_user_is_left_for_a_call(name, set_by_user):
+    expected = float(ON_ARRAYS[name]())
+    with DEVICES[set_by_user]():
+        modes = torch.overrides._get_current_function_mode_stack()
+        assert float(ON_ARRAYS[name]()) == expected
+        assert torch.overrides._get_current_function_mode_stack() == modes
+        assert torch.get_default_device().type == torch.empty(1).device.type == "meta"
+    assert torch.get_default_device().type == torch.empty(1).device.type == "cpu"
+
+
+def test_a_module_is_made_on_the_default_device_of_the_user():
+    with torch.device("meta"):
+        assert next(thinkalike.StitchModule("linear", 4, 4).parameters()).is_meta
+
+
+def test_other_modes_of_the_user_stay_and_those_that_a_job_leaves_end():
+    with Passing() as mode, torch.device("meta"):
+        with isolated():
+            torch.set_default_device("cpu")
+            assert mode in torch.overrides._get_current_function_mode_stack()
+            Passing().__enter__()
+        assert torch.get_default_device().type == "meta"
+        assert len(torch.overrides._get_current_function_mode_stack()) == 2
+    assert torch.overrides._get_current_function_mode_stack() == []

@@ -19,6 +19,7 @@ gives a `Result`: `print(result)` is the screen, `.summary` its sentences, `.tab
 `.details`, `.arrays`, `.plot()` and `.save(folder)` have the rest. A name is loaded when it is first used.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -107,10 +108,17 @@ if not TYPE_CHECKING:  # a checker is to see a name that is not there
             return version("thinkalike")
         if name not in _HOME:
             raise AttributeError(f"module 'thinkalike' has no attribute '{name}'")
+        home = _HOME[name]
+        if home in sys.modules:
+            loaded = vars(import_module(home))  # another thread may still be importing it
+            if name in loaded:
+                return loaded[name]
         from thinkalike.global_state import isolated
 
-        with isolated():  # libraries that are imported here change the environment and draw random numbers
-            return getattr(import_module(_HOME[name]), name)
+        # Libraries that are imported here change the environment and draw random numbers, so that they wait for
+        # a job of another thread. What is loaded already does not wait.
+        with isolated():
+            return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

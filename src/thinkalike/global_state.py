@@ -5,7 +5,8 @@
 
 Random states, warnings filters and the environment belong to the whole process and not to a
 thread. So jobs of several threads run one after another, which costs little: torch computes each
-of them on all cores.
+of them on all cores. A process that is forked while a thread runs a job has the other threads'
+locks and none of these threads; see `renewed_in_forked_processes`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch.overrides import TorchFunctionMode
 
 # modules of libraries that announce what they do
 TRANSFORMERS_LOGGING = "transformers.utils.logging"
@@ -30,9 +34,30 @@ PROGRESS_BARS = ("huggingface_hub.utils.tqdm", "datasets.utils.tqdm")
 # the kinds of devices whose operations torch may cast by itself
 CASTING_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
-_ALONE = threading.RLock()
-_is_open = False
+_job_lock = threading.RLock()
+_thread_of_job: int | None = None  # the identifier of the thread that runs a job
 _call_id = ""
+
+
+def renewed_in_forked_processes(renew: Callable[[], object]) -> None:
+    """Call a function in every process that is forked from this one, before anything else there.
+
+    A forked process has a copy of each lock, but only the thread that forked. A lock that another
+    thread held would be held for ever, so that its owner replaces it here.
+    """
+    if hasattr(os, "register_at_fork"):  # which Windows lacks, as no process is forked there
+        os.register_at_fork(after_in_child=renew)
+
+
+def _forget_job_of_other_thread() -> None:
+    """Let a forked process run jobs, unless its only thread is the one that runs the job."""
+    global _job_lock, _thread_of_job
+    if _thread_of_job != threading.get_ident():
+        _job_lock = threading.RLock()
+        _thread_of_job = None
+
+
+renewed_in_forked_processes(_forget_job_of_other_thread)
 
 
 @contextlib.contextmanager
@@ -42,12 +67,12 @@ def isolated() -> Iterator[None]:
     Inside another `isolated` this does nothing, so that a job that needs the result of another one
     is not reseeded by it.
     """
-    global _is_open, _call_id
-    with _ALONE:
-        if _is_open:
+    global _thread_of_job, _call_id
+    with _job_lock:
+        if _thread_of_job is not None:
             yield
             return
-        _is_open = True
+        _thread_of_job = threading.get_ident()
         _call_id = secrets.token_hex(8)
         try:
             with contextlib.ExitStack() as restored:
@@ -57,7 +82,7 @@ def isolated() -> Iterator[None]:
                         restored.enter_context(state.restored())
                 yield
         finally:
-            _is_open = False
+            _thread_of_job = None
 
 
 def id_of_this_call() -> str:
@@ -71,16 +96,56 @@ def id_of_this_call() -> str:
 
 @contextlib.contextmanager
 def without_modes_of_torch() -> Iterator[None]:
-    """Leave autocast and inference mode of the caller, whose results are other ones."""
+    """Leave autocast, inference mode and default device of the caller, whose results are others."""
     import torch
 
     with contextlib.ExitStack() as modes:
+        modes.enter_context(without_default_device())
         for device in CASTING_DEVICES:
             if torch.is_autocast_enabled(device):
                 modes.enter_context(torch.autocast(device, enabled=False))
         if torch.is_inference_mode_enabled():
             modes.enter_context(torch.inference_mode(False))
         yield
+
+
+@contextlib.contextmanager
+def without_default_device() -> Iterator[None]:
+    """Leave the default device of the caller, so that tensors are made where the code says.
+
+    It may be set by `torch.set_default_device` or by `with torch.device(...)`. Entering the device
+    "cpu" would not do: then `torch.as_tensor` moves tensors of a GPU to the CPU. So the mode behind
+    it is taken off torch's stack of modes; the caller's other modes stay.
+    """
+    import torch
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils import _device
+
+    modes = _get_current_function_mode_stack()
+    kept_modes = [mode for mode in modes if not isinstance(mode, _device.DeviceContext)]
+    global_context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    current_device = _device.CURRENT_DEVICE
+    try:
+        if len(kept_modes) < len(modes):
+            _set_modes(kept_modes)
+            torch._GLOBAL_DEVICE_CONTEXT.device_context = None
+            _device.CURRENT_DEVICE = None
+        yield
+    finally:
+        if _get_current_function_mode_stack() != modes:
+            _set_modes(modes)
+            torch._GLOBAL_DEVICE_CONTEXT.device_context = global_context
+            _device.CURRENT_DEVICE = current_device
+
+
+def _set_modes(modes: Sequence[TorchFunctionMode]) -> None:
+    """Replace torch's stack of modes that see each call of a function, from the outermost on."""
+    from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+
+    for _ in _get_current_function_mode_stack():
+        _pop_mode()
+    for mode in modes:
+        _push_mode(mode)
 
 
 @contextlib.contextmanager

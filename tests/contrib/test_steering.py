@@ -126,6 +126,12 @@ def test_a_word_of_a_text_is_found_once_or_refused():
             prompt_with_word("x", text, "girl")
 
 
+def test_a_character_of_a_text_of_a_contrast_is_not_cut():
+    assert prompt_with_word("x", "cafe\u0301 or cafe", "cafe").span == (9, 13)
+    with pytest.raises(DataError, match="not 0 times"):
+        prompt_with_word("x", "cafe\u0301", "cafe")
+
+
 HEADER = "text,counterpart,word,counterpart_word,up,down\n"
 
 

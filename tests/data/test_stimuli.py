@@ -570,6 +570,11 @@ def test_cells_say_numbers_levels_or_nothing(tmp_path):
         ("text,f\na,1\nb\n", {}, "row 2 has 1 cells"),
         ("text,word,f\na b,c,1\n", {}, "row 1: the word 'c'"),
         ("text,word,f\na b,b,1\na a,a,2\n", {}, "row 2: the word 'a'"),
+        ("text,word,f\na,a,1\ncafe\u0301,cafe,2\n", {}, "row 2: the word 'cafe' must occur once"),
+        ("text,f\na,1\n  ,2\n", {}, "row 2: its text is blank"),
+        ('text,f\na,1\n"\t\n",2\n', {}, "row 2: its text is blank"),
+        ("text,f\na,1\n\u3000\u00a0,2\n", {}, "row 2: its text is blank"),
+        ("text,word,f\n \u2003, ,1\na,a,2\n", {}, "row 1: the word ' '|row 1: its text is blank"),
         ("text,start,f\na,0,1\n", {}, "start and stop"),
         ("text,word,start,stop,f\nab,a,1,2,1\n", {}, "row 1: start=1, stop=2"),
         (f"text,start,stop,f\nab,0,{'9' * 5000},1\n", {}, "row 1: start=0, stop=999"),
@@ -589,6 +594,47 @@ def test_a_table_that_is_wrong_is_refused(text, options, message, tmp_path):
     path.write_text(text)
     with pytest.raises(DataError, match=message):
         inspect.unwrap(read_table)(path, **options)
+
+
+RAM, RAMA = "राम", "रामा"
+MOTHER, CHILD = "\N{WOMAN}", "\N{GIRL}"
+JOINED = "\N{ZERO WIDTH JOINER}".join([MOTHER, MOTHER, CHILD])
+HEART = "\N{HEAVY BLACK HEART}"
+THUMB = "\N{THUMBS UP SIGN}"
+IN_CHARACTERS = {  # text, word, and the start of the word in the text; None: it does not stand there
+    "a vowel sign makes another word": (f"{RAMA} और {RAM}", RAM, 8),
+    "a vowel sign alone": (f"{RAMA} गया", RAM, None),
+    "an accent of its own": ("ca\u0301 ca", "ca", 4),
+    "a tilde of its own": ("nin\u0303o nino", "nino", 6),
+    "only with an accent": ("cafe\u0301 x", "cafe", None),
+    "an accent before": ("a\u0301bc bc", "bc", 5),
+    "joined emoji": (f"{JOINED} {MOTHER}", MOTHER, 6),
+    "only in joined emoji": (JOINED, CHILD, None),
+    "a colour of skin": (f"{THUMB}\N{EMOJI MODIFIER FITZPATRICK TYPE-4} {THUMB}", THUMB, 3),
+    "a variation selector": (f"{HEART}\N{VARIATION SELECTOR-16} {HEART}", HEART, 3),
+    "a soft hyphen": ("co\u00adop co", "co", 6),
+    "a zero width non-joiner": ("می\u200cخواهم می", "می", 9),
+    "a word joiner": ("co\u2060op co", "co", 6),
+    "marks of direction around it": ("\u200fשלום\u200f", "שלום", 1),
+    "points of Hebrew": ("שָׁלוֹם שלום", "שלום", 8),
+    "flags": ("🇩🇪🇫🇷 🇪🇫", "🇪🇫", 5),
+    "an exponent": ("x² x", "x", 3),
+    "a part that nothing surrounds": ("黑猫睡", "猫", 1),
+    "a part that overlaps itself": ("aaa", "aa", None),
+    "a zero width space": ("แมว\u200bกิน", "แมว", 0),
+    "an apostrophe": ("it's I", "it", 0),
+}
+
+
+@pytest.mark.parametrize("name", IN_CHARACTERS)
+def test_a_word_stands_between_characters_as_readers_count_them(name):
+    text, word, start = IN_CHARACTERS[name]
+    frame = pd.DataFrame({"text": [text, "b"], "word": [word, "b"], "f": ["x", "y"]})
+    if start is None:
+        with pytest.raises(DataError, match="must occur once"):
+            read_table("t", frame=frame)
+        return
+    assert read_table("t", frame=frame).span[0] == (start, start + len(word))
 
 
 NESTED = {

@@ -107,6 +107,15 @@ def test_a_factor_near_one_is_not_said_to_be_one(base, changed, factor, words):
     assert f"({words})" in said(base, changed(scaled))[0]
 
 
+@pytest.mark.parametrize("name", every_second(["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]))
+def test_a_cast_is_called_by_its_dtype(base, changed, name):
+    def cast(state):
+        for weight in state.values():
+            weight.copy_(weight.to(getattr(torch, name)))
+
+    assert f"(cast to {name})" in said(base, changed(cast))[0]
+
+
 @pytest.mark.parametrize(("share", "words"), [(0.01, "less than 5% zeroed"), (0.99, "more than 95% zeroed")])
 def test_some_zeros_are_neither_none_nor_all(base, changed, share, words):
     def masked(state):

@@ -106,6 +106,8 @@ REFUSED = {
     "of one is a part": ({"split.count": 2}, r"one of 2 parts; join them"),
     "scaled positions": ({"llama.rope.scaling.type": "linear"}, r"rope\.scaling\.type=linear.*take the model's own"),
     "an unknown cut": ({"tokenizer.ggml.pre": "deepseek-llm"}, r"cuts texts by tokenizer\.ggml\.pre=deepseek-llm"),
+    "a cut that is not stated": ({"tokenizer.ggml.pre": None}, r"states no tokenizer\.ggml\.pre, the rule"),
+    "a cut called default": ({"tokenizer.ggml.pre": "default"}, r"cuts texts by tokenizer\.ggml\.pre=default"),
     "a field without a place": ({"llama.attention.scale": 3}, r"states llama\.attention\.scale=3, which"),
     "a tensor is missing": ({"leave_out": "model.layers.1.mlp.up_proj.weight"}, r"missing: model\.layers\.1\.mlp\.up"),
 }

@@ -395,6 +395,23 @@ def test_weights_that_were_trained_separately_are_said_to_be():
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_said"),
+    [
+        ([1.43, 0, 0, 0], False),  # a single entry of one module
+        ([1.43, 2.0, 0, 0, 0], False),  # the signs of one, too
+        ([1.5, math.nan, 0, 0], False),  # an adapter beside it
+        ([1.5, 1.5, 0.01, 0.01, 0.01], False),
+        ([1.41, 1.41, 1.41, 0], True),  # but one module is shared
+        ([1.41, 1.39, 1.2, 1.44], True),
+    ],
+)
+def test_one_module_says_nothing_of_how_models_were_trained(changes, is_said):
+    edited = changed([0.1] * len(changes))
+    vars(edited)["details"]["relative_weight_change"] = changes
+    assert ("separately" in summary_sentence(edited)) == is_said
+
+
 def test_equal_predictions_and_equal_models_are_said():
     assert "and no prediction differs; text: pydoc, 512 tokens." in summary_sentence(changed([0.0], kl=0.0))
     equal = changed([0.0])

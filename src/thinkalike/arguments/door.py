@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import ParamSpec, TypeVar
 
 import jaxtyping
@@ -18,6 +20,7 @@ from thinkalike.arguments.numeric import checked_numbers
 from thinkalike.arguments.row_labels import check_rows
 from thinkalike.arguments.tensor_arguments import TensorArgument
 from thinkalike.errors import listed
+from thinkalike.global_state import without_default_device
 from thinkalike.memory import out_of_memory_error
 
 P = ParamSpec("P")
@@ -26,6 +29,9 @@ R = TypeVar("R")
 
 def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     """Let a function or a method take arrays of any sort where its annotations want tensors.
+
+    The function computes on the device of its arrays, and not on a default device of the caller.
+    Modules that are made without arrays are on the default device, as those of torch are.
 
     Raises of that function:
         ValueError: An argument cannot be made into its tensor, see `tensor_of`, or has another
@@ -46,7 +52,7 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     def taking(*args: object, **kwargs: object) -> R:
         bound = signature.bind(*args, **kwargs)
         try:
-            with in_plain_lines():
+            with in_plain_lines(), _devices_of(function, wanted()):
                 return call(bound)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory_error(error):
@@ -76,6 +82,16 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
         ValueError: An argument has another type, or a number is outside of its range.
     """
     return takes_arrays(function)
+
+
+def _devices_of(
+    function: Callable[P, R], wanted: Mapping[str, TensorArgument]
+) -> AbstractContextManager[None]:
+    """Return the context of devices in which a function runs, whose arguments are `wanted`."""
+    takes_tensors = any(argument.array or argument.items for argument in wanted.values())
+    if function.__name__ == "__init__" and not takes_tensors:
+        return contextlib.nullcontext()
+    return without_default_device()
 
 
 def _device_of(arguments: Mapping[str, object]) -> torch.device | None:

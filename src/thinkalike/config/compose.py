@@ -121,6 +121,7 @@ from thinkalike.config.written import (
 )
 from thinkalike.errors import ConfigError, ThinkalikeError, one_line, short
 from thinkalike.files import YAML_LOADER, check_yaml, read_bytes
+from thinkalike.global_state import renewed_in_forked_processes
 from thinkalike.plugins import trust
 
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
@@ -134,7 +135,16 @@ HYDRAS = "hydra.conf"  # the package that has Hydra's own files
 MOST_LOADED = 5000  # how often one command line may load a file; a long one loads 60
 MOST_REMEMBERED = 256  # overrides that are not parsed again; a long command line has 30
 
-_COMPOSING = threading.RLock()
+_composing = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """Let a forked process compose while another thread did, which it lacks."""
+    global _composing
+    _composing = threading.RLock()
+
+
+renewed_in_forked_processes(_renew_lock)
 
 # By provider, folder and name, what the files of this package and of Hydra have. They stay as they
 # are while a process runs, and reading them takes a quarter of the time of composing.
@@ -623,7 +633,7 @@ def parsed_overrides(words: Iterable[str]) -> list[Override]:
 @lru_cache(maxsize=MOST_REMEMBERED)
 def _parsed_once(word: str) -> Override:
     """Return an override as Hydra reads it; it is asked for by each check of a command line."""
-    with _COMPOSING, _numbers_as_written():
+    with _composing, _numbers_as_written():
         return OverridesParser.create().parse_overrides([word])[0]
 
 
@@ -825,7 +835,7 @@ def hydra_ready() -> Iterator[None]:
     Hydra composes with global state. So threads compose one after another, and what Hydra had
     initialised for another application is restored.
     """
-    with _COMPOSING, contextlib.ExitStack() as restored:
+    with _composing, contextlib.ExitStack() as restored:
         if not _is_ours(GlobalHydra.instance()):
             _initialise(restored)
         restored.enter_context(reading_options(HydraOptions()))

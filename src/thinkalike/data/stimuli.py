@@ -501,8 +501,9 @@ class Stimuli:
         """Raise a DataError if rows, names, spans or feature values cannot be used.
 
         There must be at least one stimulus and one feature. All fields must have as many rows, ids
-        and names of features must be unique, `kinds` must name features only, and each span must
-        lie in its text. No feature may have complex numbers, or truth values beside numbers.
+        and names of features must be unique, `kinds` must name features only, no text may be
+        blank, and each span must lie in its text. No feature may have complex numbers, or truth
+        values beside numbers.
         """
         counts = {}
         for name in ("words", "sentence", "span", "features", "ids"):
@@ -522,6 +523,8 @@ class Stimuli:
         for row, (number, (start, stop)) in enumerate(
             zip(self.sentence, self.span, strict=True), 1
         ):
+            if not self.texts[number].strip():
+                raise DataError(f"{self.source} row {row}: its text is blank")
             if not 0 <= start < stop <= len(self.texts[number]):
                 raise DataError(
                     f"{self.source} row {row}: the span {start}-{stop} is empty or outside its "

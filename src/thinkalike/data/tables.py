@@ -38,7 +38,7 @@ from thinkalike.data.stimuli import (
     select_names,
     too_many_digits,
 )
-from thinkalike.data.words import Span
+from thinkalike.data.words import Span, spans_of
 from thinkalike.digests import content_key
 from thinkalike.errors import DataError, in_home
 from thinkalike.measures.kinds import NUMBER_KINDS, kind_of, plain_column
@@ -644,17 +644,13 @@ def _span_of_word(location: str, text: str, cells: dict[str, str]) -> Span:
         return _span_from_cells(location, text, word, cells["start"], cells["stop"])
     if word is None:
         return 0, len(text)
-    # Scripts without spaces between words have no word boundaries: there, any occurrence counts.
-    literal = re.escape(word)
-    matches = list(re.finditer(rf"(?<!\w){literal}(?!\w)", text))
-    if not matches:
-        matches = list(re.finditer(literal, text))
-    if not word or len(matches) != 1:
+    spans = spans_of(word, text) if word else []
+    if len(spans) != 1:
         raise DataError(
             f"{location}: the word {word!r} must occur once in {text[:80]!r}; or add columns "
             "start and stop"
         )
-    return matches[0].span()
+    return spans[0]
 
 
 def _span_from_cells(

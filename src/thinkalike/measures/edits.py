@@ -26,7 +26,10 @@ Operation = Literal[
     "masked",
     "swapped",
     "permuted",
-    "cast",
+    "cast to float8_e4m3fn",
+    "cast to float8_e5m2",
+    "cast to float16",
+    "cast to bfloat16",
     "scaled",
     "scaled by row",
     "scaled by column",
@@ -40,7 +43,12 @@ Operation = Literal[
 ]
 
 # Dtypes that weights are cast to.
-NARROW_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16)
+CASTS: dict[Operation, torch.dtype] = {
+    "cast to float8_e4m3fn": torch.float8_e4m3fn,
+    "cast to float8_e5m2": torch.float8_e5m2,
+    "cast to float16": torch.float16,
+    "cast to bfloat16": torch.bfloat16,
+}
 
 # An operation is tried on this many entries before it is tried on all.
 SAMPLED_ENTRIES = 2**16
@@ -285,10 +293,10 @@ def _operation(x: Tensor, y: Tensor, axis: int | None) -> Edit:
     sampled_rows = max(SAMPLED_ENTRIES * len(y) // y.numel(), 4)
     x_sample = x[:sampled_rows]
     y_sample = y[:sampled_rows]
-    for dtype in NARROW_DTYPES:
+    for cast, dtype in CASTS.items():
         fits_sample = torch.equal(x_sample.to(dtype).to(x), y_sample)
         if fits_sample and torch.equal(x.to(dtype).to(x), y):
-            return _edit_of_unknown_size("cast", 8.0 * dtype.itemsize)
+            return _edit_of_unknown_size(cast, 8.0 * dtype.itemsize)
 
     eps = _precision(y)
     scalings: list[tuple[Operation, int | None]] = [("scaled", None)]

@@ -32,8 +32,9 @@ CHANGES_A_PASS = re.compile(
     "freq_base|dimension_count|key_length$|epsilon|scale|softcapping|sliding_window|clamp|alibi"
 )
 
-# Fields of which the shapes of tensors tell as much: a file that states something else is refused
-# for its tensors, ...
+# Fields of which the shapes of tensors tell as much. Only the tensors count: a file is refused
+# where they do not fit the model that transformers makes, which reads some of these fields; a
+# wrong value of any other is ignored, ...
 TOLD_BY_SHAPES = {
     "vocab_size",
     "context_length",
@@ -128,21 +129,22 @@ def split_words_as_stated(
 
     The file names a rule, which transformers follows with two exceptions. It does not make each
     digit a word of its own where the rule says so: for such rules, the pre-tokenizer is replaced
-    in place. And it follows the rule of GPT-2 in place of one that it does not know, which is
-    refused here unless both come to the same.
+    in place. And it follows the rule of GPT-2 in place of one that is missing or that it does not
+    know, which is refused here unless both come to the same.
 
     Args:
         tokenizer: The tokenizer that transformers made of the file.
         path: The GGUF file.
 
     Raises:
-        ModelError: transformers does not know the file's rule, and would split as GPT-2 does.
+        ModelError: The file states no rule, or one that transformers does not know, and
+            transformers would split as GPT-2 does.
     """
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     fields = _read_gguf(path, content_key(path)).fields
-    rule_name = fields.get("tokenizer.ggml.pre", "default")
+    rule_name = fields.get("tokenizer.ggml.pre")
     if rule_name in DIGITS_ALONE:
         steps = [
             pre_tokenizers.Digits(individual_digits=True),
@@ -155,6 +157,11 @@ def split_words_as_stated(
     is_byte_level_bpe = fields.get("tokenizer.ggml.model") == "gpt2"
     known_rules = LIKE_GPT2 | set(GGUF_PRE_TOKENIZER_SPLITS)
     if is_byte_level_bpe and rule_name not in known_rules:
+        if rule_name is None:
+            raise ModelError(
+                f"{path} states no tokenizer.ggml.pre, the rule by which texts are cut; "
+                f"{TAKE_ORIGINAL}"
+            )
         raise ModelError(
             f"{path} cuts texts by tokenizer.ggml.pre={rule_name}, which transformers does not "
             f"know; {TAKE_ORIGINAL}"

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from thinkalike.global_state import renewed_in_forked_processes
+
 # What a forward pass is called with, as hooks see it.
 Arguments = tuple[object, ...]
 NamedArguments = dict[str, object]
@@ -48,6 +50,16 @@ def pass_lock(module: nn.Module) -> contextlib.AbstractContextManager[bool]:
     """
     with _changing:  # so that two threads do not make two locks for a module
         return _locks.setdefault(module, threading.RLock())
+
+
+def _renew_locks() -> None:
+    """Let a forked process run models whose passes ran in another thread, which it lacks."""
+    global _changing
+    _changing = threading.Lock()
+    _locks.clear()
+
+
+renewed_in_forked_processes(_renew_locks)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -22,7 +21,7 @@ from thinkalike.advice import named_setting
 from thinkalike.data.grammar import lexicon, noun, with_s
 from thinkalike.data.stimuli import select_names
 from thinkalike.data.tables import read_frame
-from thinkalike.data.words import Span
+from thinkalike.data.words import Span, whole_word_spans
 from thinkalike.errors import DataError
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.states.spans import has_own_state, last_tokens
@@ -363,13 +362,13 @@ def prompt_with_word(location: str, text: str, word: str) -> Prompt:
     Raises:
         DataError: The word does not occur exactly once, as a whole word.
     """
-    matches = list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text))
-    if len(matches) != 1:
+    spans = whole_word_spans(word, text)
+    if len(spans) != 1:
         raise DataError(
-            f"{location}: the word {word!r} must occur once, not {len(matches)} times, in "
+            f"{location}: the word {word!r} must occur once, not {len(spans)} times, in "
             f"{text[:80]!r}"
         )
-    return Prompt(text, matches[0].span())
+    return Prompt(text, spans[0])
 
 
 @dataclass(frozen=True)

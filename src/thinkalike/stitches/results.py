@@ -14,6 +14,7 @@ from torch import Tensor
 from thinkalike.advice import named_setting
 from thinkalike.arguments import Seed, checked_numbers
 from thinkalike.errors import PluginError, StitchError, short
+from thinkalike.global_state import without_default_device
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import LayerPair
 from thinkalike.plugins import digest, is_plugin, trust
@@ -330,6 +331,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
         """
         return Stitches(self.result, self.seed, is_back=not self.is_back)
 
+    @without_default_device()
     def __getitem__(self, pair: int | np.integer | LayerPair) -> StitchMap:
         """Read the stitch of a layer pair (l, m) and return it as an affine map with its sites.
 
@@ -446,6 +448,7 @@ def _affine_map_of(kind: str, tensors: dict[str, Tensor]) -> AffineMap:
     return stitch.affine()
 
 
+@without_default_device()
 def stitch_modules(
     result: Result | str | os.PathLike[str],
     *,

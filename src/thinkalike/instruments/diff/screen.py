@@ -190,6 +190,9 @@ def summary_sentence(result: Result) -> str:
 def _count_of_modules(table: pd.DataFrame, modules: int) -> str:
     """Return in words how many modules changed, and their median relative change.
 
+    They are as far as weights that were trained separately if the median over all modules is: a
+    single entry may be many times as large as the norm of the one module that has it.
+
     Args:
         table: A row for each module.
         modules: How many of them changed; if none did, only settings differ.
@@ -205,7 +208,7 @@ def _count_of_modules(table: pd.DataFrame, modules: int) -> str:
         return count
     digits = ".0f" if median > 0.1 else ".2g"  # whole percents from 10 % on
     in_words = f"{count}, in the median by {number_text(100 * median, digits)} % of their norm"
-    if median >= UNRELATED_CHANGE:
+    if changes.median() >= UNRELATED_CHANGE:
         in_words += ", as far as weights that were trained separately"
     return in_words
 

@@ -119,7 +119,6 @@ def _operation_in_words(tensor: EditedTensor) -> str:
         "rounded": f"rounded to {amount:.0f} bits",
         "scaled": f"scaled by {_amount_in_words(amount)}",
         "masked": f"{_share_in_words(amount)} zeroed",
-        "cast": f"rounded to {amount:.0f}-bit floats",
         "scaled by row": "scaled row by row",
         "scaled by column": "scaled column by column",
         "noise": "as by added noise",
@@ -128,7 +127,7 @@ def _operation_in_words(tensor: EditedTensor) -> str:
         "weighted sum": f"added {_amount_in_words(amount)} times",
         "spherical mixture": f"mixed in spherically, {_amount_in_words(amount)} of it",
     }
-    operation = phrase_by_operation.get(tensor.operation, tensor.operation)
+    operation = phrase_by_operation.get(tensor.operation, tensor.operation)  # "cast to bfloat16"
     if tensor.was_zero and tensor.operation in UNRECOGNISED_OPERATIONS:
         operation = "no longer zero" if tensor.places else "all zero in the base"
     elif tensor.was_zero:

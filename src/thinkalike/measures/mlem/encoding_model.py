@@ -24,6 +24,7 @@ from thinkalike.arguments import (
     tensor_of,
 )
 from thinkalike.arguments.huge_arrays import refuse_huge
+from thinkalike.global_state import without_default_device
 from thinkalike.measures.distances.neural import NeuralDistances, upper_triangle_indices
 from thinkalike.measures.folds import check_groups, stimulus_folds
 from thinkalike.measures.kinds import FeatureColumns, Kinds, Level, level_of
@@ -159,6 +160,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         self.folds = folds
         self.seed = seed
 
+    @without_default_device()
     def fit(self, X: object, Y: object, groups: object = None) -> MLEM:
         """Fit the weights of the features to the distances of stimuli in each layer.
 
@@ -193,6 +195,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         self.level_weights_ = level_weights(self._fitted, self.encoder_, features, table.single)
         return self
 
+    @without_default_device()
     def predict(self, X: object) -> Float[Tensor, "*l p"]:
         """Return the predicted squared distances of all pairs i < j of stimuli.
 
@@ -222,6 +225,7 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             return predicted[0]
         return predicted
 
+    @without_default_device()
     def score(self, X: object, Y: object) -> float | Float[Tensor, " l"]:
         """Return Spearman's ρ of predicted and neural distances over all pairs.
 
