@@ -24,7 +24,7 @@ from torch import Tensor
 
 from thinkalike.instruments.ruler.calibration_points import difference_interval, greatest_at_each_pair
 from thinkalike.measures import CKA
-from thinkalike.measures.bit_readings import INTERVAL_STEP, interpolated_bits, reading_interval
+from thinkalike.measures.bit_readings import interpolated_bits, reading_interval
 from thinkalike.measures.folds import numbered_by_part
 from thinkalike.measures.ridge import Predictor, both_ways
 
@@ -124,11 +124,7 @@ def main() -> None:
         pairs, points = (torch.tensor([run[place] for run in runs]).double().mean(0) for place in (0, 1))
         truth = interpolated_bits(pairs, list(MARKS), points[:, None].expand(-1, len(pairs)))
         held = [
-            sum(
-                run[2 + place][0] <= float(true) + INTERVAL_STEP / 2
-                and float(true) - INTERVAL_STEP / 2 <= run[2 + place][1]
-                for run in runs
-            )
+            sum(run[2 + place][0] <= float(true) <= run[2 + place][1] for run in runs)
             for place, true in enumerate(truth)
         ]
         alarms = [sum(run[-1][place] > 0 for run in runs) for place in range(len(CONTROLS))]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.measures.estimates import Estimate
@@ -28,8 +28,11 @@ FIRST_BITS = 4
 # lie between two equal values, so that nothing but a division by 0 is avoided.
 LEAST_STEP = 1e-12
 
-# The interval of a number of bits is searched on a grid with steps of this many bits.
-INTERVAL_STEP = 0.02
+# The ends of the interval of a number of bits are searched on a grid with steps of this many bits,
+# ...
+GRID_STEP = 0.02
+# ... and then bisected this many times, down to 2e-8 bits.
+BISECTIONS = 20
 
 
 def next_bits(
@@ -113,42 +116,54 @@ def reading_interval(
     """Return the number of bits at which a rounded copy would have this value, with its interval.
 
     A measure gave a value for each of k copies of a model, whose weights are rounded to known
-    numbers of bits; see `interpolated_bits` for the estimate. The 95 % interval is found by
-    testing each number of bits on a grid (Fieller 1954). The grid spans all of `BITS_OF_COPIES`,
-    although only some of these copies may have been measured.
+    numbers of bits; see `interpolated_bits` for the estimate. The 95 % interval consists of the
+    numbers of bits that a test does not reject (Fieller 1954), and spans at most all of
+    `BITS_OF_COPIES`, although only some of these copies may have been measured.
 
-    For a number of bits on the grid, the value of such a copy is interpolated linearly between the
-    measured copies, or extrapolated from the two at the end. The number of bits is plausible if
-    the jackknife interval of the given value minus that of such a copy includes 0. The result's
-    interval spans the estimate and all plausible numbers of bits.
+    For any number of bits, the value of such a copy is interpolated linearly between the measured
+    copies, or extrapolated from the two at the end. The number of bits is plausible if the
+    jackknife interval of the given value minus that of such a copy includes 0. The result's
+    interval spans the estimate and all plausible numbers of bits. Numbers on a grid are tested
+    first; the ends of the interval, which lie between numbers of the grid, are then bisected.
 
     Args:
         value: The value and then its jackknife replicates.
         bits: The bits of the k measured copies, in rising order; k is at least 2.
         values_of_copies: The value of each copy, and then its replicates, in the same order.
     """
-    grid = torch.arange(
-        BITS_OF_COPIES[0],
-        BITS_OF_COPIES[-1] + INTERVAL_STEP / 2,  # half a step more, so that the end is included
-        INTERVAL_STEP,
-        dtype=value.dtype,
-        device=value.device,
-    )
-    bits_of_copies = torch.tensor(bits).to(grid)
+    bits_of_copies = torch.tensor(bits).to(value)
     # If a copy has a smaller value than one of fewer bits, the values of that one are used for it,
     # with all replicates.
     rising = values_of_copies[values_of_copies[:, 0].cummax(0).indices]
 
-    # The indices of the two copies that each number of bits lies between. Without the outer two
-    # copies among the boundaries, numbers beyond the ends get the first two or the last two.
-    below = torch.bucketize(grid, bits_of_copies[1:-1])
-    above = below + 1
-    width = bits_of_copies[above] - bits_of_copies[below]
-    share = ((grid - bits_of_copies[below]) / width)[:, None]
-    value_of_copy = torch.lerp(rising[below], rising[above], share)  # (grid, r)
-    difference = with_interval(value - value_of_copy)
-    is_plausible = (difference.low <= 0) & (difference.high >= 0)
+    def is_plausible(tested: Float[Tensor, " t"]) -> Bool[Tensor, " t"]:
+        """Return which of these numbers of bits are plausible."""
+        # The indices of the two copies that each number of bits lies between. Without the outer
+        # two copies among the boundaries, numbers beyond the ends get the first two or the last
+        # two.
+        below = torch.bucketize(tested, bits_of_copies[1:-1])
+        above = below + 1
+        width = bits_of_copies[above] - bits_of_copies[below]
+        share = ((tested - bits_of_copies[below]) / width)[:, None]
+        value_of_copy = torch.lerp(rising[below], rising[above], share)  # (t, r)
+        difference = with_interval(value - value_of_copy)
+        return (difference.low <= 0) & (difference.high >= 0)
 
+    fewest = float(BITS_OF_COPIES[0])
+    most = float(BITS_OF_COPIES[-1])
+    # with half a step more, so that the end is included
+    grid = torch.arange(fewest, most + GRID_STEP / 2, GRID_STEP).to(value)
     estimate = interpolated_bits(value[:1], bits, values_of_copies[:, :1])  # without replicates
-    plausible_bits = torch.cat([grid[is_plausible], estimate])
-    return Estimate(estimate[0], plausible_bits.min(), plausible_bits.max())
+    plausible_bits = torch.cat([grid[is_plausible(grid)], estimate])
+
+    # Both ends of the interval at once: the outermost plausible numbers, and beside each of them
+    # one further out that is not plausible, or is the end of the scale.
+    inside = torch.stack([plausible_bits.min(), plausible_bits.max()])
+    outside = inside + torch.tensor([-GRID_STEP, GRID_STEP]).to(inside)
+    outside = outside.clamp(fewest, most)
+    for _ in range(BISECTIONS):
+        middle = (inside + outside) / 2
+        middle_is_plausible = is_plausible(middle)
+        inside = torch.where(middle_is_plausible, middle, inside)
+        outside = torch.where(middle_is_plausible, outside, middle)
+    return Estimate(estimate[0], inside[0], inside[1])

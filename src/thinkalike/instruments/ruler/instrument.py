@@ -136,7 +136,7 @@ class RulerConfig(MeasureConfig):
 class RulerInstrument(
     Instrument[AnalyzeConfig],
     kind="ruler",
-    version=10,
+    version=11,
     reads=("model", "target", "layers", "data", "measure"),
 ):
     """Says how similar two models are at pairs of layers, in bits of each of them."""
