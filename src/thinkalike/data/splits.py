@@ -38,8 +38,8 @@ from thinkalike.data.documents import (
 from thinkalike.data.near_duplicates import Shingles, near_duplicates, shingles
 from thinkalike.processes import counted
 
-REPORT_SHARE = 0.1
-"""The share of documents for the report if `data.evaluation_share` is not set."""
+DEFAULT_EVALUATION_SHARE = 0.1
+"""The share of documents for evaluation if `data.evaluation_share` is not set."""
 
 BUILT_IN_SOURCES = ("stdlib", "pydoc", "grammar")
 """Sources whose text stays as it is while a process runs."""
@@ -143,12 +143,12 @@ class DocumentSplit:
     def evaluation_share(self) -> float:
         """The share of documents for evaluation.
 
-        It is the setting `data.evaluation_share`. If that is not set, it is `REPORT_SHARE`, or 1
-        if evaluation documents need not be held out from fitting.
+        It is the setting `data.evaluation_share`. If that is not set, it is
+        `DEFAULT_EVALUATION_SHARE`, or 1 if evaluation documents need not be held out from fitting.
         """
         if self.config.evaluation_share is None and not self._is_held_out:
             return 1.0
-        return self.config.evaluation_share or REPORT_SHARE
+        return self.config.evaluation_share or DEFAULT_EVALUATION_SHARE
 
     def repeats_of_fitting_documents(self) -> NDArray[np.bool_]:
         """Return, for each evaluation document so far, whether it nearly repeats a fitting one.
@@ -172,7 +172,7 @@ def estimated_token_count(config: DataConfig, evaluation_tokens: int, vocabulary
     """
     if config.source in ("hub", "states"):
         return evaluation_tokens
-    evaluation_share = config.evaluation_share or REPORT_SHARE
+    evaluation_share = config.evaluation_share or DEFAULT_EVALUATION_SHARE
     if config.source in BUILT_IN_SOURCES:
         sizes = _sizes_of_built_in_text(config.source, config.sentences, evaluation_share)
     else:
@@ -208,7 +208,7 @@ def _evaluation_sizes(config: DataConfig, evaluation_share: float) -> Sequence[i
 
 def training_texts(config: DataConfig) -> Iterator[str]:
     """Yield the documents that are not held out for evaluation, in order and without copies."""
-    evaluation_share = config.evaluation_share or REPORT_SHARE
+    evaluation_share = config.evaluation_share or DEFAULT_EVALUATION_SHARE
     for document in _without_copies(config, Counter(), evaluation_share):
         if not document.is_for_evaluation:
             yield document.text
@@ -266,7 +266,7 @@ def _repeating_documents(config: DataConfig) -> set[str]:
     words). All documents of the source are compared, also those that a job does not read. The
     source is read twice.
     """
-    evaluation_share = config.evaluation_share or REPORT_SHARE
+    evaluation_share = config.evaluation_share or DEFAULT_EVALUATION_SHARE
     shingles_of_report: dict[str, Shingles] = {}  # by the fingerprint of the document
     for document in counted(_split_documents(config, evaluation_share), "document looked at"):
         if document.is_for_evaluation:

@@ -71,7 +71,7 @@ class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("
         import pandas as pd
 
         from thinkalike.data.corpus import read_corpus
-        from thinkalike.data.splits import REPORT_SHARE
+        from thinkalike.data.splits import DEFAULT_EVALUATION_SHARE
         from thinkalike.evaluation.held_out import held_out_loss
         from thinkalike.models.load import load_model
 
@@ -80,7 +80,7 @@ class LossInstrument(Instrument[AnalyzeConfig], kind="loss", version=2, reads=("
             model.check_context(config.data.context)
             # The loss is always computed on the evaluation share of the documents alone, as the
             # model may have been trained on the other documents of the same text.
-            evaluation_share = config.data.evaluation_share or REPORT_SHARE
+            evaluation_share = config.data.evaluation_share or DEFAULT_EVALUATION_SHARE
             corpus = read_corpus(
                 replace(config.data, evaluation_share=evaluation_share),
                 model.tokenizer,

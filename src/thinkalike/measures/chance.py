@@ -122,13 +122,14 @@ def chance_of(
 def p_value(null: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """Return the p-value (1 + #{null > value} + u) / (1 + p), u drawn from 0..#{null = value}.
 
-    u breaks ties at random, so that the p-value is uniform under the null hypothesis. It is a hash
-    of the null's values, and so the same in each run. If all null values tie with the value, the
-    p-value is 1. It is NaN if the value is not finite.
+    u breaks ties at random, so that the p-value is uniform under the null hypothesis. In place of
+    a random number it is a hash of the null's values, and so the same in each run. If all null
+    values tie with the value, the p-value is 1. It is NaN if the value, or the largest null value,
+    is not finite.
 
     Args:
-        null: The values of p permutations, larger ones being closer; its remaining axes broadcast
-            with those of the value.
+        null: The values of p permutations, of which larger ones mean more similar layers; its
+            remaining axes broadcast with those of the value.
         value: The values that are tested.
     """
     smallest = torch.finfo(null.dtype).tiny
@@ -136,8 +137,9 @@ def p_value(null: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[T
     count_above = (null > value + tolerance).sum(0)
     tie_count = ((null - value).abs() <= tolerance).sum(0)
 
-    # Hash each permutation's value with its index, so that their order matters. The index has as
-    # many axes as the null, to broadcast.
+    # `splitmix` scrambles the bits of whole numbers. Each permutation's value, in units of the
+    # tolerance, is scrambled together with its index, so that their order matters; the sum over
+    # permutations is scrambled once more. The index has as many axes as the null, to broadcast.
     index = torch.arange(len(null), device=null.device).view(-1, *[1] * (null.ndim - 1))
     codes = (null / tolerance).round().long() + index * SPLITMIX_STEP
     hashes = splitmix(splitmix(codes).sum(0))

@@ -290,10 +290,11 @@ class TargetResults:
         target's own state, since stitches are fitted only on tokens that have context.
 
         Args:
-            source: A function from tokens to states, which is compared with the target.
+            source: What is compared with the target, with one layer of states of any tokens.
             stitch: Maps the source's states to the target's.
             rows: A batch of tokens.
-            target_run: What the target itself computes for these tokens.
+            target_run: What the target itself computes for these tokens: its states at the stitch,
+                `states[0]`, and after each later block.
         """
         target = self.materials.target
         (source_states,) = source.residuals(rows, layers=[0])  # the only layer of a source

@@ -160,7 +160,11 @@ def gaussian(materials: Materials) -> StateFunction:
     """Return a function of tokens: noise with the mean and variance of the states of each token.
 
     The noise is normal, and dimensions are independent. The variance given the token is
-    E[x²] - E[x]², where x is the target's state minus the mean of all states.
+    E[x²] - E[x]², where x is the target's state minus the mean of all states, so that E[x] is the
+    token's mean minus that of all states.
+
+    Args:
+        materials: The target and its states, with `mean`, that of all its states.
     """
 
     def squared_states(rows: Tokens) -> Float[Tensor, "b t d"]:

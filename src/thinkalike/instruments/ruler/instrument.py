@@ -167,9 +167,10 @@ class RulerInstrument(
         Each model runs once itself, once for each rounded copy, and once for its untrained copy.
         """
         runs_of_each_model = 2 + len(BITS_OF_COPIES)  # 2: the model and its untrained copy
-        words = config.measure_as(RulerConfig).words
-        tokens = estimated_tokens_of_words(words) * runs_of_each_model
+        n_compared_words = config.measure_as(RulerConfig).words
+        tokens = estimated_tokens_of_words(n_compared_words) * runs_of_each_model
         passes = []
+        # A shape has the name of its model, so a model that is both source and target counts once.
         for shape in dict.fromkeys(shapes.values()):
             passes.append(
                 shape.passes(
