@@ -26,6 +26,7 @@ FORMER_WORDS = [
     ("analyze", "measure=cka measure.given=token", "'measure.given' is now measure.conditional_on"),
     ("analyze", "measure=mlem measure.given=PoS", "'measure.given' is now measure.conditional_on"),
     ("analyze", "measure=ruler measure.rungs=[bits]", "'measure.rungs' is now measure.calibration_points"),
+    ("analyze", "measure=lineage measure.likeness=false", "'measure.likeness' is now measure.similar_units"),
     ("analyze", "measure=diff measure.null=drift", "measure.null=drift is now measure.null=continued_training"),
     (
         "analyze",

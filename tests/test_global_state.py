@@ -37,6 +37,7 @@ from thinkalike.errors import ThinkalikeError
 from thinkalike.global_state import isolated
 from thinkalike.models.checkpoints import ASSETS
 from thinkalike.models.hooks import pass_lock
+from thinkalike.stitches.results import stitch_modules
 
 PAIR = ("gelu-3l-mini", "solu-3l-mini")
 TEXTS = [tiny.document(seed, 60) for seed in range(240)]
@@ -535,6 +536,13 @@ DEVICES = {  # what a user may have set; "meta" stands for any device that is no
     "set for a while, inside another": lambda: nested(default_device("cpu"), torch.device("meta")),
     "among other modes": several_modes,
 }
+
+
+@functools.cache
+def small_stitch():
+    return thinkalike.stitch("gelu-3l-mini", layers=[1], steps=1, tokens_per_step=256, evaluation_tokens=2048)
+
+
 LEVELS = pd.DataFrame({"a": list("xyz") * 10})
 STATES = np.random.default_rng(0).normal(size=(2, 30, 4))
 ON_ARRAYS = {
@@ -546,6 +554,8 @@ ON_ARRAYS = {
     "MLEM": lambda: thinkalike.MLEM(alpha=1.0).fit(LEVELS, STATES[0]).score(LEVELS, STATES[1]),
     "MLEM, predicted": lambda: thinkalike.MLEM(alpha=1.0).fit(LEVELS, STATES[0]).predict(LEVELS).sum(),
     "bootstrap_interval": lambda: thinkalike.bootstrap_interval([1.0, 2.0, 4.0], [1, 2, 3]).value,
+    "load_stitch": lambda: thinkalike.load_stitch(small_stitch())[1, 1].weight.sum(),
+    "stitch_modules": lambda: next(stitch_modules(small_stitch())[1, 1].parameters()).sum(),
     "a model": lambda: thinkalike.load_model("gelu-3l-mini").head(torch.ones(1, 2, dtype=int, device="cpu"), 1).sum(),
 }
 

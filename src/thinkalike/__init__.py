@@ -2,10 +2,10 @@
 
     stitch(a, b)                   can b use what a computes?
     ruler(a, b)                    how similar are they, in bits of a rounded copy?
-    compare(a, b, measure="cka")   how alike are their layers? CKA, mutual_knn, r2, ... or your function
+    compare(a, b, measure="cka")   how similar are their layers? CKA, mutual_knn, r2, ... or your function
         measure="distance", site=["attn_out", "mlp_out"]   at which component does a changed copy begin to differ?
     mlem(a, stimuli=frame)         which features of words explain the distances in each layer?
-    rsa([a, b], stimuli=frame)     how alike are their distances of words?
+    rsa([a, b], stimuli=frame)     how similar are their distances of words?
     diff(base, tuned)              what did a change do?
     lineage(a, b)                  does b derive from a, and which of its blocks?
     trajectory("./run")            how do representations form over checkpoints?

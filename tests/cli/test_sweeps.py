@@ -550,7 +550,7 @@ def test_settings_of_the_second_model_have_its_name(word, cli):
 def test_each_setting_of_a_command_of_two_models_may_be_short(command, schema):
     common = {field.name for field in dataclasses.fields(MeasureConfig)}
     own = {field.name for field in dataclasses.fields(schema)} - common
-    assert own >= {"diff": {"margin", "other"}, "lineage": {"likeness"}}[command]
+    assert own >= {"diff": {"margin", "other"}, "lineage": {"similar_units"}}[command]
     for name in own:
         assert as_analysis(["a", "b", f"{name}=1"], command)[-1] == f"measure.{name}=1"
     for word in ("seed=1", "layers=all", "kind=x", "data.tokens=5", "measure.tokens=5", "nope=1"):

@@ -109,7 +109,7 @@ def test_a_direction_of_cka_is_judged_by_its_interval(cells, noise, verdict, tmp
     assert claim.tolerance == "within 0.01 of 0"
 
 
-def test_likeness_that_grows_is_judged_by_all_steps_together(tmp_path):
+def test_similarity_that_grows_is_judged_by_all_steps_together(tmp_path):
     def likeness(value):
         return torch.eye(4) + value * (1 - torch.eye(4))
 
@@ -118,7 +118,7 @@ def test_likeness_that_grows_is_judged_by_all_steps_together(tmp_path):
         cells = zip(names, values, strict=True)
         made = {f"{name}, {name}": planted(tmp_path / folder, likeness(value)) for name, value in cells}
         models = {name: ModelConfig(name=name) for name in names}
-        return experiments._claim_that_likeness_grows(
+        return experiments._claim_that_similarity_grows(
             ExperimentRun(composed("experiment=brown2023/figure10", entry="analyze"), models, made)
         )
 

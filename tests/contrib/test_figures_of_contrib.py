@@ -101,7 +101,8 @@ def contrasts():
     importance = pd.DataFrame({"feature": FEATURES, "x": 0.02 * np.arange(8), "y": 0.02 * np.arange(8)[::-1]})
     names = ("bert-mini-s1 layer 0", "mamba-mini-s1 layer 4")
     both = [
-        features.Contrast(title, names, importance, (words, words), "PoS") for title in ("most alike", "least alike")
+        features.Contrast(title, names, importance, (words, words), "PoS")
+        for title in ("most similar", "least similar")
     ]
     features.draw_contrasts(both, NOWHERE, n_words=1431)
 
@@ -230,7 +231,7 @@ def test_names_of_features_cover_no_point():
     points = [(0.027, 0.0), (0.048, 0.008), (0.096, 0.018), (0.134, 0.130), (0.03, 0.05), (0.03, 0.06)]
     importance = pd.DataFrame(points, columns=["x", "y"])
     importance.insert(0, "feature", ["Gender", "Tense", "Word position", "PoS", "Person", "Number"])
-    contrast = features.Contrast("most alike", ("bert", "mamba"), importance, (words, words), "PoS")
+    contrast = features.Contrast("most similar", ("bert", "mamba"), importance, (words, words), "PoS")
     with figures.shown_figures() as shown:
         features.draw_contrasts([contrast], NOWHERE, n_words=1500)
     ((figure, (_, middle, _)),) = shown.values()

@@ -29,7 +29,7 @@ from thinkalike.contrib.populations.all_stitches import stitched_members
 from thinkalike.contrib.populations.class_losses import class_losses
 from thinkalike.contrib.populations.config import PopulationMeasureConfig
 from thinkalike.contrib.populations.encoding import encode_pairs
-from thinkalike.contrib.populations.member_likeness import likeness_of_members
+from thinkalike.contrib.populations.member_similarity import similarity_of_members
 from thinkalike.contrib.populations.pair_templates import nli_challenge, nli_training
 from thinkalike.contrib.populations.pairs import HANS_CLASSES, MNLI_CLASSES, Pairs
 from thinkalike.job import Work
@@ -256,7 +256,7 @@ def plain(members, few):
 @pytest.mark.parametrize("choice", with_slow(CHOICES, "cls, small batches", "cls of some"))
 def test_what_cka_reads_can_be_chosen(choice, members, models, few, encoded, plain):
     changes, reference = CHOICES[choice]
-    found = likeness_of_members(models, encoded, settings(**changes))
+    found = similarity_of_members(models, encoded, settings(**changes))
     expected = cka_of_transformers(members[:3], few, **{"batch": ROWS} | reference)
     torch.testing.assert_close(found.value, expected, atol=1e-5, rtol=0)
     assert (expected - plain).abs().max() > 1e-4, "control: it is another value"

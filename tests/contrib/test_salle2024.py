@@ -11,7 +11,7 @@ import torch
 from conftest import composed
 from stores import finish
 from thinkalike.contrib.figures.features import Contrast
-from thinkalike.contrib.papers import feature_profiles, salle2024_likeness, salle2024_profiles, salle2024_words
+from thinkalike.contrib.papers import feature_profiles, salle2024_profiles, salle2024_similarity, salle2024_words
 from thinkalike.contrib.papers.claims import over_models
 from thinkalike.contrib.papers.experiment import ExperimentRun
 from thinkalike.contrib.papers.salle2024_words import printed
@@ -79,7 +79,7 @@ CLAIMS = [
     (salle2024_profiles._claim_that_part_of_speech_leads_at_ends, TURNING, STEADY),
     (salle2024_profiles._claim_that_position_rises, TURNING, TURNING[::-1]),
     (salle2024_profiles._claim_that_number_fades, TURNING, TURNING[::-1]),
-    (salle2024_likeness._claim_that_profiles_form_blocks, TURNING, ALTERNATING),
+    (salle2024_similarity._claim_that_profiles_form_blocks, TURNING, ALTERNATING),
 ]
 
 
@@ -125,26 +125,26 @@ def test_matrices_agree_with_themselves_and_not_with_noise():
     points = torch.randn(12, 3, dtype=torch.float64)
     likeness = 1 - torch.cdist(points, points) / 10
     likeness = (likeness + likeness.T) / 2
-    claim = salle2024_likeness._claim_that_matrices_agree(likeness, likeness.square(), MODELS_OF_LAYERS)
+    claim = salle2024_similarity._claim_that_matrices_agree(likeness, likeness.square(), MODELS_OF_LAYERS)
     assert (claim.verdict, claim.units) == ("holds", "4 models")
     assert (
-        salle2024_likeness._claim_that_matrices_agree(likeness, 1 - likeness, MODELS_OF_LAYERS).verdict
+        salle2024_similarity._claim_that_matrices_agree(likeness, 1 - likeness, MODELS_OF_LAYERS).verdict
         == "does not hold"
     )
     noise = torch.rand(12, 12, dtype=torch.float64)
     noise = ((noise + noise.T) / 2).fill_diagonal_(1)
-    assert salle2024_likeness._claim_that_matrices_agree(likeness, noise, MODELS_OF_LAYERS).verdict == "undecided"
+    assert salle2024_similarity._claim_that_matrices_agree(likeness, noise, MODELS_OF_LAYERS).verdict == "undecided"
 
 
 def test_seeds_and_architectures_are_told_apart():
     rows = pd.DataFrame({"model": ["a-mini", "b-mini", "a-mini-s1", "b-mini-s1"], "layer": [0] * 4})
     families = torch.tensor([0, 1, 0, 1])
-    found = salle2024_likeness.Layers(rows, torch.zeros(5, 4, 3), families[:, None] == families)
+    found = salle2024_similarity.Layers(rows, torch.zeros(5, 4, 3), families[:, None] == families)
     alike = torch.tensor([[1, 0.1, 0.9, 0.1], [0.1, 1, 0.1, 0.9], [0.9, 0.1, 1, 0.1], [0.1, 0.9, 0.1, 1]])
-    assert salle2024_likeness._claim_that_seeds_are_alike({"A": alike}, found).verdict == "holds"
-    assert salle2024_likeness._claim_that_seeds_are_alike({"A": 1 - alike}, found).verdict == "does not hold"
+    assert salle2024_similarity._claim_that_seeds_are_alike({"A": alike}, found).verdict == "holds"
+    assert salle2024_similarity._claim_that_seeds_are_alike({"A": 1 - alike}, found).verdict == "does not hold"
     assert (
-        salle2024_likeness._claim_that_seeds_are_alike(
+        salle2024_similarity._claim_that_seeds_are_alike(
             {"A": alike, "B": alike.where(alike != 0.9, torch.rand(4, 4))}, found
         ).verdict
         == "undecided"
@@ -172,18 +172,18 @@ def test_a_statistic_that_needs_every_model_has_no_interval():
 
 def test_leaders_of_a_contrast():
     table = pd.DataFrame({"feature": ["PoS", "Number"], "x": [0.5, 0.1], "y": [0.4, 0.1]})
-    contrast = Contrast("most alike, τ = +1.00", ("bert layer 1", "mamba layer 2"), table, (), "PoS")
+    contrast = Contrast("most similar, τ = +1.00", ("bert layer 1", "mamba layer 2"), table, (), "PoS")
     scatter = 0.01 * torch.randn(5, 2, generator=torch.Generator().manual_seed(0)).double()
 
     def shared(*leads, noise=1.0):
-        return salle2024_likeness._claim_that_leader_is_shared(
+        return salle2024_similarity._claim_that_leader_is_shared(
             contrast, torch.tensor(leads, dtype=torch.float64) + noise * scatter
         ).verdict
 
     assert [shared(0.4, 0.3), shared(0.4, -0.3), shared(0.4, 0.3, noise=100)] == ["holds", "does not hold", "undecided"]
 
     def split(lead, *recurrent, noise=1.0):
-        return salle2024_likeness._claim_that_pos_differs(contrast, lead + noise * scatter[:, 0], recurrent).verdict
+        return salle2024_similarity._claim_that_pos_differs(contrast, lead + noise * scatter[:, 0], recurrent).verdict
 
     assert [split(0.4, "mamba"), split(-0.4, "mamba"), split(0.4, "bert-mini")] == ["holds"] + ["does not hold"] * 2
     assert split(0.4, "mamba", noise=100) == "undecided"

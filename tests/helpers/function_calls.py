@@ -40,7 +40,7 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
     "trajectory": {"measure.tokens": 256, "measure.folds": 2, "measure.permutations": 19, "measure.least": 2,
                    "measure.importance": False, "stimuli.sample": 60},
     "loss": {"data.evaluation_tokens": 2048},
-    "lineage": {"measure.likeness": False},
+    "lineage": {"measure.similar_units": False},
     "ruler": {"layers": [[1, 1]], "measure.words": 8000},
 }  # fmt: skip
 

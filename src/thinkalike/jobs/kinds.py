@@ -77,7 +77,7 @@ class Stitch(TextJob):
 
 @dataclass(frozen=True, eq=False)
 class Compare(TextJob):
-    """How alike is every layer of one model to every layer of another?
+    """How similar is every layer of one model to every layer of another?
 
     Args:
         site: where states are taken, by TransformerLens's names, such as "attn_out", "mlp_out",
@@ -245,7 +245,7 @@ class Mlem(Job):
 
 @dataclass(frozen=True, eq=False)
 class Rsa(Job):
-    """How alike are the distances of stimuli in every two layers?
+    """How similar are the distances of stimuli in every two layers?
 
     With `stimuli`, a list of one or two models, or of arrays with a row for each stimulus, gives a
     `Result`. It does not depend on `features`, which serve to leave out columns of a table that

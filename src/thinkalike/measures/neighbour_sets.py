@@ -1,4 +1,4 @@
-"""How alike the neighbours of each row are in two layers: their sets and similarities."""
+"""How similar the neighbours of each row are in two layers: their sets and similarities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How alike the logits of two models are for the same tokens."""
+"""How similar the logits of two models are for the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Soft matching: how alike single units are, matched one to one or in shares."""
+"""Soft matching: how similar single units are, matched one to one or in shares."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def soft_matching(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Ten
     return SoftMatching().of(X, Y)
 
 
-def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
+def transport_plan(similarity: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
     """Return how d units are matched with e units in shares: the P ≥ 0 of greatest Σᵢⱼ Pᵢⱼ sᵢⱼ.
 
     Its rows sum to 1/d and its columns to 1/e, so that for d = e it is a permutation matrix
@@ -38,15 +38,15 @@ def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
     units.
 
     Args:
-        likeness: s, how similar each of d units is to each of e units.
+        similarity: s, how similar each of d units is to each of e units.
     """
     from scipy.optimize import linear_sum_assignment
 
-    d, e = likeness.shape
+    d, e = similarity.shape
     size = math.lcm(d, e)
-    scores = likeness.detach().cpu().numpy()
+    scores = similarity.detach().cpu().numpy()
     if size > MOST_COPIES:
-        return torch.from_numpy(_plan_by_linear_program(scores)).to(likeness.device)
+        return torch.from_numpy(_plan_by_linear_program(scores)).to(similarity.device)
     # A square of copies of units, which are matched one to one. A pair of copies has the weight
     # 1 / size.
     copies_of_row = size // d
@@ -55,7 +55,7 @@ def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
     rows, columns = linear_sum_assignment(copies, maximize=True)
     plan = np.zeros((d, e))
     np.add.at(plan, (rows // copies_of_row, columns // copies_of_column), 1 / size)
-    return torch.from_numpy(plan).to(likeness.device)
+    return torch.from_numpy(plan).to(similarity.device)
 
 
 def _plan_by_linear_program(scores: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from thinkalike.errors import one_of
 # The modules with the experiments of each paper.
 PAPERS = {
     "brown2023": ("brown2023_stitching", "brown2023_cka", "brown2023_population"),
-    "salle2024": ("salle2024_profiles", "salle2024_likeness", "salle2024_words"),
+    "salle2024": ("salle2024_profiles", "salle2024_similarity", "salle2024_words"),
     "validity": ("validity_court",),
     "trajectory": ("trajectory_grammar",),
     "chen2025": ("chen2025_probes", "chen2025_steering", "chen2025_saes"),

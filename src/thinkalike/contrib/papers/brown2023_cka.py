@@ -258,7 +258,7 @@ def _claim_that_early_layers_are_alike(experiment: ExperimentRun, pairs: Sequenc
             excesses.append(early_cells.mean((-2, -1)) - matrix.mean((-2, -1)))
         return torch.stack(excesses).mean(0)
 
-    claim = "early layers are alike across sizes, more than layers are in general"
+    claim = "early layers are similar across sizes, more than layers are in general"
     statistic_name = f"mean CKA of early layers minus that of all, {_listed_pairs(pairs)}"
     return _claim_above_zero(claim, excess, experiment, pairs, statistic_name)
 
@@ -278,7 +278,7 @@ def _claim_that_layers_form_blocks(experiment: ExperimentRun, name: str) -> Clai
     return _claim_above_zero(claim, structure, experiment, [(name, name)], statistic_name)
 
 
-def _claim_that_likeness_grows(experiment: ExperimentRun) -> Claim:
+def _claim_that_similarity_grows(experiment: ExperimentRun) -> Claim:
     """Judge the claim that the layers within a model are more similar the larger the model is.
 
     The models are in order of size. From each one to the next, the mean CKA of two different
@@ -301,7 +301,7 @@ def _claim_that_likeness_grows(experiment: ExperimentRun) -> Claim:
         listed_increases.append(f"{larger} minus {smaller} {estimate:+.4f}")
     any_result = results[experiment.names[0]]  # all results have the same documents
     return judged_claim(
-        "the likeness of a model's layers grows with scale",
+        "the similarity of a model's layers grows with scale",
         bounds_and_estimates,
         finding=f"mean CKA of two different layers: {'; '.join(listed_increases)}"
         f"{bonferroni_note(len(neighbours))}",
@@ -411,7 +411,7 @@ def _conclude_figure9(experiment: ExperimentRun) -> Conclusion:
     pairs = list(itertools.combinations(experiment.names, 2))
     pairs_with_odd = [pair for pair in pairs if odd in pair]
     pairs_without_odd = [pair for pair in pairs if odd not in pair]
-    claim = f"{odd} is less like the others than they are alike in the middle layers"
+    claim = f"{odd} is less similar to the others than they are to each other in the middle layers"
     claims = [
         _claim_that_model_is_odd(claim, experiment, pairs_without_odd, pairs_with_odd),
         _claim_that_early_layers_are_alike(experiment, pairs),
@@ -427,7 +427,7 @@ def _conclude_figure10(experiment: ExperimentRun) -> Conclusion:
     The layers of a larger model are claimed to be more similar to each other, and the layers of
     all models but the smallest to form blocks of similar layers.
     """
-    claims = [_claim_that_likeness_grows(experiment)]
+    claims = [_claim_that_similarity_grows(experiment)]
     all_but_smallest = experiment.names[1:]
     claims += [_claim_that_layers_form_blocks(experiment, name) for name in all_but_smallest]
     # The figure has a heatmap of each model's layers with each other.

@@ -93,16 +93,16 @@ def _claims_about_settling(table: pd.DataFrame, units: str) -> list[Claim]:
     Args:
         table: A row for each run and curve (its name is in the column `what`), with log₂(1 + step)
             for the step where the curve settles (column `doublings`). The curves of a run are in
-            this order: the loss, the likeness (CKA) of states to those of the last checkpoint as a
-            mean over layers, and then the same in each layer, from the lowest on.
+            this order: the loss, the similarity (CKA) of states to those of the last checkpoint as
+            a mean over layers, and then the same in each layer, from the lowest on.
         units: What intervals are over, in words.
     """
-    loss, likeness, lowest_layer, *_, highest_layer = table["what"].unique()
+    loss, similarity, lowest_layer, *_, highest_layer = table["what"].unique()
     doublings = matrix_of(table, index="run", columns="what", values="doublings")
     return [
         _claim_that_first_settles_earlier(
-            "the loss settles before likeness to the end does",
-            doublings[likeness] - doublings[loss],
+            "the loss settles before similarity to the end does",
+            doublings[similarity] - doublings[loss],
             units,
         ),
         _claim_that_first_settles_earlier(
@@ -114,10 +114,10 @@ def _claims_about_settling(table: pd.DataFrame, units: str) -> list[Claim]:
 
 
 def _settling_table(result: Result) -> pd.DataFrame:
-    """Return the step at which the loss, the mean likeness and each layer settle in one run.
+    """Return the step at which the loss, the mean similarity and each layer settle in one run.
 
-    A curve settles when it has gone nine tenths of the way to its last value. Likeness is the CKA
-    of a checkpoint with the last one, as a mean over layers or in one layer.
+    A curve settles when it has gone nine tenths of the way to its last value. Similarity is the
+    CKA of a checkpoint with the last one, as a mean over layers or in one layer.
 
     Returns:
         A table with a row for each curve: its name (`what`), the step, and `doublings`,
@@ -161,10 +161,10 @@ def _claim_that_loss_aligns_seeds(results: Mapping[str, Result], units: str) -> 
     """
     curves_of_runs = []  # for each run, a row for each step: its loss, and the CKA of each layer
     for result in results.values():
-        likeness = matrix_of(
+        similarity = matrix_of(
             result.details, index="step", columns="layer", values="similarity_to_last"
         )
-        curves_of_runs.append(result.tables["losses"].merge(likeness, on="step"))
+        curves_of_runs.append(result.tables["losses"].merge(similarity, on="step"))
 
     mean_gains = []
     for curves in curves_of_runs:

@@ -28,7 +28,7 @@ from thinkalike.contrib.populations.group_means import (
     population_penalties,
 )
 from thinkalike.contrib.populations.identity_stitches import IdentityStitches, check_same_shape
-from thinkalike.contrib.populations.member_likeness import likeness_of_members
+from thinkalike.contrib.populations.member_similarity import similarity_of_members
 from thinkalike.contrib.populations.members import (
     Member,
     challenge_pairs_by_use,
@@ -185,7 +185,7 @@ class Population(
 
         # CKA comes first, as it is quick and may be refused. One process computes it.
         if work.processes.rank == 0:
-            likeness = likeness_of_members(models, encoded, measure)
+            similarity = similarity_of_members(models, encoded, measure)
         stitches = stitched_members(models, encoded, pairs, measure, work)
         correct = stitches.predicted == pairs.labels
 
@@ -197,8 +197,8 @@ class Population(
             "losses": stitches.losses.float(),
             "predicted": stitches.predicted,
             "correct": correct,
-            "cka": likeness.value,
-            "hsics": likeness.hsics,
+            "cka": similarity.value,
+            "hsics": similarity.hsics,
         }
         inputs = {}
         for name, item in work.inputs.items():
@@ -214,9 +214,9 @@ class Population(
             table,
             {f"accuracy_{group}": float(accuracy_of_group[group]) for group in groups},
             {name: values.numpy() for name, values in arrays.items()},
-            {"cka": _long_table(members, layers, "layer", {"value": likeness.value})},
+            {"cka": _long_table(members, layers, "layer", {"value": similarity.value})},
             models=[model.describe() for model in models],
-            facts={"pairs": facts_of_pairs, "cka": likeness.read},
+            facts={"pairs": facts_of_pairs, "cka": similarity.read},
         )
 
     def headlines(self, result: Result) -> list[Headline]:

@@ -125,7 +125,9 @@ class LineageInstrument(
         comparisons = []
         for source, target in pairs:
             comparisons.append(
-                compare_models(source, target, tests, similar_units=similar_units, n_head_tests=n_head_tests)
+                compare_models(
+                    source, target, tests, similar_units=similar_units, n_head_tests=n_head_tests
+                )
             )
 
         origins = pd.concat([table_of_origins(comparison) for comparison in comparisons])

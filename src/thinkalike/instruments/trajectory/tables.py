@@ -77,7 +77,7 @@ def outcome_of_trajectory(
 
     scalars = {}
     settled = settling_steps(table, losses)
-    for curve, scalar in (("loss", "loss_settles"), ("likeness", "similarity_settles")):
+    for curve, scalar in (("loss", "loss_settles"), ("similarity", "similarity_settles")):
         if math.isfinite(settled[curve]):
             scalars[scalar] = settled[curve]
     scalars["checkpoints"] = float(len(steps))
@@ -124,17 +124,17 @@ def settling_steps(table: pd.DataFrame, losses: pd.DataFrame) -> dict[str, float
     """Return the steps by which curves have gone nine tenths of the way to their last value.
 
     The curves are the loss ("loss"), the similarity to the last checkpoint as a mean over layers
-    ("likeness"), and that of each layer ("layer 0", ...).
+    ("similarity"), and that of each layer ("layer 0", ...).
 
     Args:
         table: The similarity of each layer to the last checkpoint, at each step.
         losses: The loss at each step.
     """
     steps = losses["step"].tolist()
-    mean_likeness = table.groupby("step")["similarity_to_last"].mean()
+    mean_similarity = table.groupby("step")["similarity_to_last"].mean()
     settled = {
         "loss": _settling_step(steps, losses["loss"].tolist()),
-        "likeness": _settling_step(steps, mean_likeness.tolist()),
+        "similarity": _settling_step(steps, mean_similarity.tolist()),
     }
     for layer, rows in table.groupby("layer"):
         settled[f"layer {layer}"] = _settling_step(steps, rows["similarity_to_last"].tolist())

@@ -1,4 +1,4 @@
-"""Representational similarity analysis: are the distances of stimuli alike in two layers?
+"""Representational similarity analysis: are the distances of stimuli similar in two layers?
 
 See Kriegeskorte et al. (2008) and Salle et al. (2024, section 4).
 """
@@ -43,7 +43,7 @@ def rsa(
     distance: str = "euclidean",
     comparator: str = "spearman",
 ) -> Float[Tensor, "l m"]:
-    """Return how alike the distances of pairs of stimuli are in every two layers, in [-1, 1].
+    """Return how similar the distances of pairs of stimuli are in every two layers, in [-1, 1].
 
     By default this is Spearman's ρ of the distances in the two layers.
 
@@ -67,7 +67,7 @@ def rsa_of_models(
     distance: str = "euclidean",
     comparator: str = "spearman",
 ) -> Float[Tensor, "l m"]:
-    """Return how alike the distances of stimuli are in each of l layers and each of m layers.
+    """Return how similar the distances of stimuli are in each of l layers and each of m layers.
 
     This is `rsa` with another name for its first argument, `models` in place of `layers`, also in
     errors.

@@ -160,7 +160,6 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         self.folds = folds
         self.seed = seed
 
-    @without_default_device()
     def fit(self, X: object, Y: object, groups: object = None) -> MLEM:
         """Fit the weights of the features to the distances of stimuli in each layer.
 
@@ -183,19 +182,23 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             ValueError: The tables do not fit together, or every feature, or all distances of a
                 layer, are constant.
         """
-        table = self.read(X, Y, groups)
-        self.encoder_ = FeatureEncoder.of(
-            table.values, table.columns, self.difference, self.missing
-        )
-        features = self.encoder_.encode_values(table.values)
-        pairs = table.stimulus_pairs
-        fitted = self.fit_weights(features, pairs, self.divide(pairs, table.groups))
-        self.correlation_, self.condition_number_ = feature_correlations(fitted, features.labels)
-        self._set_fitted(fitted, table)
-        self.level_weights_ = level_weights(self._fitted, self.encoder_, features, table.single)
-        return self
+        with without_default_device():
+            table = self.read(X, Y, groups)
+            self.encoder_ = FeatureEncoder.of(
+                table.values, table.columns, self.difference, self.missing
+            )
+            features = self.encoder_.encode_values(table.values)
+            pairs = table.stimulus_pairs
+            fitted = self.fit_weights(features, pairs, self.divide(pairs, table.groups))
+            self.correlation_, self.condition_number_ = feature_correlations(
+                fitted, features.labels
+            )
+            self._set_fitted(fitted, table)
+            self.level_weights_ = level_weights(
+                self._fitted, self.encoder_, features, table.single
+            )
+            return self
 
-    @without_default_device()
     def predict(self, X: object) -> Float[Tensor, "*l p"]:
         """Return the predicted squared distances of all pairs i < j of stimuli.
 
@@ -209,23 +212,25 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
         Raises:
             ValueError: A level is new to the fit, under unknown="error".
         """
-        check_is_fitted(self, "encoder_")
-        fitted = self._fitted
-        values, levels = self.encoder_.columns.read(X, fitted.weights.device)
-        values = values[complete_rows(values, drop=self.missing == "drop")]
-        if self.unknown == "error":
-            self.encoder_.refuse_new(values, levels)
-        features = self.encoder_.encode_values(values)
-        pairs = upper_triangle_indices(len(features), features.levels.device)
-        differences = []
-        for feature in range(len(features.scaled)):
-            differences.append(features.difference(feature).flatten()[pairs])
-        predicted = predict(differences, fitted.terms, fitted.weights) + fitted.intercept[:, None]
-        if self._single:
-            return predicted[0]
-        return predicted
+        with without_default_device():
+            check_is_fitted(self, "encoder_")
+            fitted = self._fitted
+            values, levels = self.encoder_.columns.read(X, fitted.weights.device)
+            values = values[complete_rows(values, drop=self.missing == "drop")]
+            if self.unknown == "error":
+                self.encoder_.refuse_new(values, levels)
+            features = self.encoder_.encode_values(values)
+            pairs = upper_triangle_indices(len(features), features.levels.device)
+            differences = []
+            for feature in range(len(features.scaled)):
+                differences.append(features.difference(feature).flatten()[pairs])
+            predicted = (
+                predict(differences, fitted.terms, fitted.weights) + fitted.intercept[:, None]
+            )
+            if self._single:
+                return predicted[0]
+            return predicted
 
-    @without_default_device()
     def score(self, X: object, Y: object) -> float | Float[Tensor, " l"]:
         """Return Spearman's ρ of predicted and neural distances over all pairs.
 
@@ -242,28 +247,31 @@ class MLEM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotati
             ValueError: A prediction is constant, Y has another number of layers than in the fit,
                 or, under unknown="error", a level is new to the fit.
         """
-        check_is_fitted(self, "encoder_")
-        table = self.read(X, Y, columns=self.encoder_.columns)
-        if self.unknown == "error":
-            self.encoder_.refuse_new(table.values, table.levels)
-        pairs = table.stimulus_pairs
-        fitted = self._fitted
-        if len(pairs.layers) != len(fitted.weights):
-            raise ValueError(
-                f"{len(pairs.layers)} layers, but the model was fitted on {len(fitted.weights)}"
-            )
-        differences = pairs.differences(self.encoder_.encode_values(table.values))
-        # `score` takes several variants of the differences; here there is one.
-        scores = pairs.score([differences], fitted.terms, fitted.weights)[0]
-        is_constant = scores.isnan()  # Spearman's ρ of a constant prediction
-        if is_constant.any():
-            layer = int(is_constant.nonzero()[0])
-            raise ValueError(
-                f"the prediction of layer {layer} is constant: no feature explains its distances"
-            )
-        if table.single:  # Y is one layer
-            return float(scores[0])
-        return scores
+        with without_default_device():
+            check_is_fitted(self, "encoder_")
+            table = self.read(X, Y, columns=self.encoder_.columns)
+            if self.unknown == "error":
+                self.encoder_.refuse_new(table.values, table.levels)
+            pairs = table.stimulus_pairs
+            fitted = self._fitted
+            if len(pairs.layers) != len(fitted.weights):
+                raise ValueError(
+                    f"{len(pairs.layers)} layers, but the model was fitted on "
+                    f"{len(fitted.weights)}"
+                )
+            differences = pairs.differences(self.encoder_.encode_values(table.values))
+            # `score` takes several variants of the differences; here there is one.
+            scores = pairs.score([differences], fitted.terms, fitted.weights)[0]
+            is_constant = scores.isnan()  # Spearman's ρ of a constant prediction
+            if is_constant.any():
+                layer = int(is_constant.nonzero()[0])
+                raise ValueError(
+                    f"the prediction of layer {layer} is constant: no feature explains its "
+                    "distances"
+                )
+            if table.single:  # Y is one layer
+                return float(scores[0])
+            return scores
 
     def read(
         self, X: object, Y: object, groups: object = None, columns: FeatureColumns | None = None

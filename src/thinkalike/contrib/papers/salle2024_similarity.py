@@ -154,7 +154,7 @@ def _conclude_figure2(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 2 of Salle et al. 2024: the similarity of all pairs of layers.
 
     Matrix A compares their feature profiles, and matrix B the distances between words (RSA). The
-    claim that seeds of one architecture are alike is judged only if there are several
+    claim that seeds of one architecture are similar is judged only if there are several
     architectures and one of them has two models. The figure shows both matrices, and below each
     one the layers as points of a plane.
     """
@@ -238,7 +238,7 @@ def _rsa_matrix(experiment: ExperimentRun, rows: pd.DataFrame) -> Float[Tensor, 
 def _claim_that_matrices_agree(
     feature_based: Float[Tensor, "l l"], agnostic: Float[Tensor, "l l"], models: Sequence[str]
 ) -> Claim:
-    """Judge the claim that two similarity matrices rank pairs of layers alike.
+    """Judge the claim that two similarity matrices rank pairs of layers in the same order.
 
     The statistic is Spearman's ρ of the cells above the diagonal. Its interval is a jackknife that
     leaves out one model with all its layers at a time. The p-value of Mantel's test, which
@@ -263,7 +263,7 @@ def _claim_that_matrices_agree(
     agnostic_distances = _dissimilarity((agnostic + agnostic.T) / 2)
     p = mantel([feature_based_distances], [agnostic_distances], "precomputed").p
     return judged_claim(
-        "feature-based and feature-agnostic likeness agree",
+        "feature-based and feature-agnostic similarity agree",
         [(ABOVE_ZERO, rho)],
         finding=f"Spearman's ρ of the two matrices {rho:.2f} (paper: {PAPER_AGREEMENT}), "
         f"p {float(p):.3f} by Mantel's test of layers",
@@ -295,7 +295,7 @@ def _claim_that_profiles_form_blocks(model: Profiles) -> Claim:
 def _claim_that_seeds_are_alike(
     matrices: dict[str, Float[Tensor, "l l"]], layers: Layers
 ) -> Claim:
-    """Judge the claim that two seeds of one architecture are more alike than two architectures.
+    """Judge the claim that two seeds of one architecture are more similar than two architectures.
 
     Two models of one architecture differ in their seed. The statistic, for each matrix, is the
     mean similarity of layers of two such models minus that of two architectures; the jackknife
@@ -330,9 +330,9 @@ def _claim_that_seeds_are_alike(
         f"{letter}: {gains[index]:+.2f}" for index, letter in enumerate(panel_letters)
     )
     return judged_claim(
-        "two seeds of one architecture are more alike than two architectures",
+        "two seeds of one architecture are more similar than two architectures",
         [(ABOVE_ZERO, gains)],
-        finding=f"mean likeness of their layers, one architecture minus two: {gains_in_words}"
+        finding=f"mean similarity of their layers, one architecture minus two: {gains_in_words}"
         f"{bonferroni_note(len(matrices))}",
         units=f"{len(set(models))} models",
     )
@@ -344,8 +344,8 @@ def _claim_that_seeds_are_alike(
 def _conclude_figure4(experiment: ExperimentRun) -> Conclusion:
     """Judge the claims of figure 4 of Salle et al. 2024, about two pairs of layers.
 
-    They are the layers of different architectures whose feature profiles are most alike, and those
-    whose profiles are least alike. The figure shows the words in these layers as points.
+    They are the layers of different architectures whose feature profiles are most similar, and
+    those whose profiles are least similar. The figure shows the words in these layers as points.
 
     Raises:
         ConfigError: All models have one architecture.
@@ -365,10 +365,10 @@ def _conclude_figure4(experiment: ExperimentRun) -> Conclusion:
     # Words are coloured by the feature that is important in both layers, or by the one whose
     # importance differs most.
     first, second = layers.profiles[list(alike_pair)]
-    title = f"most alike, τ = {float(taus[alike_pair]):+.2f}"
+    title = f"most similar, τ = {float(taus[alike_pair]):+.2f}"
     alike = _layer_contrast(experiment, stimuli, title, alike_pair, layers, first + second)
     first, second = layers.profiles[list(unlike_pair)]
-    title = f"least alike, τ = {float(taus[unlike_pair]):+.2f}"
+    title = f"least similar, τ = {float(taus[unlike_pair]):+.2f}"
     unlike = _layer_contrast(
         experiment, stimuli, title, unlike_pair, layers, (first - second).abs()
     )
@@ -381,7 +381,7 @@ def _conclude_figure4(experiment: ExperimentRun) -> Conclusion:
         _claim_that_pos_differs(unlike, lead_over_others(differences, stimuli.names), recurrent),
     ]
     tables = []
-    for pair, contrast in (("most alike", alike), ("least alike", unlike)):
+    for pair, contrast in (("most similar", alike), ("least similar", unlike)):
         first_name, second_name = contrast.names
         tables.append(contrast.importance.assign(pair=pair, first=first_name, second=second_name))
     table = pd.concat(tables, ignore_index=True)
@@ -489,13 +489,13 @@ def _words_as_points(
 def _tau_in_words(contrast: Contrast) -> str:
     """Return how similar two layers' profiles are, such as "τ = +0.77" (weighted Kendall's τ).
 
-    It is the second half of the title, such as "most alike, τ = +0.77".
+    It is the second half of the title, such as "most similar, τ = +0.77".
     """
     return contrast.title.split(", ")[1]
 
 
 def _claim_that_leader_is_shared(contrast: Contrast, leads: Float[Tensor, "k 2"]) -> Claim:
-    """Judge the claim that part of speech (PoS) is the top feature of the two most alike layers.
+    """Judge the claim that part of speech (PoS) is the top feature of the two most similar layers.
 
     The claim holds if the importance of PoS is above that of every other feature in both layers,
     on average over folds.
@@ -514,7 +514,7 @@ def _claim_that_leader_is_shared(contrast: Contrast, leads: Float[Tensor, "k 2"]
     layers_of_paper = "GPT-2 layer 8 and BERT layer 4, 0.77"
     leads_in_words = f"PoS leads the next by {mean_leads[0]:+.3f} and {mean_leads[1]:+.3f}"
     return judged_claim(
-        "the most alike layers of two models share their most important feature, PoS",
+        "the most similar layers of two models share their most important feature, PoS",
         [(ABOVE_ZERO, mean_leads)],
         finding=(
             f"{layers} (paper: {layers_of_paper}): {top_of_first} and {top_of_second}; "
@@ -527,7 +527,7 @@ def _claim_that_leader_is_shared(contrast: Contrast, leads: Float[Tensor, "k 2"]
 def _claim_that_pos_differs(
     contrast: Contrast, lead: Float[Tensor, " k"], recurrent: Sequence[str]
 ) -> Claim:
-    """Judge the claim that the two least alike layers differ most in part of speech (PoS).
+    """Judge the claim that the two least similar layers differ most in part of speech (PoS).
 
     The paper also says that one of the layers is of Mamba, so the claim fails if neither layer is
     of a recurrent model, whatever the numbers are.
@@ -546,7 +546,7 @@ def _claim_that_pos_differs(
     layers_of_paper = "Mamba layer 8 and BERT layer 4, -0.24"
     most_different = f"{contrast.feature} {importance['x']:.3f} and {importance['y']:.3f}"
     claim = judged_claim(
-        "the least alike layers differ most in PoS, and one is of Mamba",
+        "the least similar layers differ most in PoS, and one is of Mamba",
         [(ABOVE_ZERO, mean_lead)],
         finding=(
             f"{layers} (paper: {layers_of_paper}): {most_different}; "

@@ -46,7 +46,7 @@ class PopulationCKA(NamedTuple):
     read: ReadPairs
 
 
-def likeness_of_members(
+def similarity_of_members(
     models: Sequence[FrozenModel], encoded: EncodedPairs, measure: PopulationMeasureConfig
 ) -> PopulationCKA:
     """Return the CKA of every two models of a population at each layer.
