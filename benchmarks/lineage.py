@@ -431,7 +431,7 @@ def independent_tests(models: list[UnitModel], aligned: bool) -> Iterator[UnitTe
     """
     for first, second in itertools.combinations(models, 2):
         if aligned:
-            comparison = compare_models(first, second, 1, likeness=False)
+            comparison = compare_models(first, second, 1, similar_units=False)
             assert comparison.streams.basis == "aligned", (first.name, second.name)
             yield from (pair.test for pair in comparison.pairs)
             continue

@@ -44,7 +44,7 @@ def independent_pairs() -> list[PairOfBlocks]:
         if any({source.name, target.name} <= group for group in RELATED):
             continue
         tests = len(source.units) * len(target.units)
-        pairs += compare_models(source, target, tests, likeness=False).pairs
+        pairs += compare_models(source, target, tests, similar_units=False).pairs
     return pairs
 
 

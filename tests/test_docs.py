@@ -1,6 +1,7 @@
 """The documentation is true: commands compose, links lead somewhere, and made pages are as their scripts make them."""
 
 import ast
+import inspect
 import json
 import re
 from dataclasses import fields
@@ -225,6 +226,37 @@ def test_examples_in_python_ask_for_columns_by_their_present_names():
     lost = [(pages.name_of(page), former_names_in(without_shell(block))) for page, block in blocks]
     assert [each for each in lost if each[1]] == []
     assert former_names_in('table[["penalty", "reading_low"]]') == ["reading_low"], "control"
+
+
+def unknown_keywords(code):
+    """Return the keywords of calls in a script that the function of this package, imported by name, lacks."""
+    nodes = list(ast.walk(ast.parse(code)))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    own = [node for node in imports if node.module.partition(".")[0] == "thinkalike"]
+    origin = {each.asname or each.name: (node.module, each.name) for node in own for each in node.names}
+    unknown = []
+    for call in (node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+        if call.func.id in origin:
+            module, name = origin[call.func.id]
+            parameters = inspect.signature(getattr(import_module(module), name)).parameters
+            if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+                unknown += [each.arg for each in call.keywords if each.arg and each.arg not in parameters]
+    return unknown
+
+
+def can_be_imported(file):
+    """Whether contrib is there, or the script does without it."""
+    return pages.SOURCE.exists() or "thinkalike.contrib" not in file.read_text()
+
+
+def test_scripts_call_functions_by_their_present_keywords():
+    """A keyword that was renamed is a TypeError in a script, and few tests run those."""
+    files = [file for folder in ("docs", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py")]
+    lost = {file.name: unknown_keywords(file.read_text()) for file in files if can_be_imported(file)}
+    assert {name: keywords for name, keywords in lost.items() if keywords} == {}
+    assert unknown_keywords("from thinkalike import diff as f\nf(a, b, likeness=1, outputs=2)") == ["likeness"], (
+        "control"
+    )
 
 
 @pytest.mark.ci_slow

@@ -86,6 +86,14 @@ def test_an_atlas_part_has_the_bits_of_its_measure_alone(cli, words, six, tmp_pa
     assert result.headlines[0].name == "mean_agreement"
 
 
+def test_a_dry_run_names_the_jobs_of_an_atlas_and_does_none(cli, words, six, tmp_path):
+    words = [*words, "measure.measures=[cka,procrustes]", list_of(six, SIX[:3]), f"store={tmp_path}/none"]
+    done = cli("analyze.py", *words, "dry_run=true")
+    assert done.status == 0, done.stderr
+    assert "7 of 7 jobs to do" in done.stdout, "two measures of three pairs, and the atlas"
+    assert not (tmp_path / "none").exists()
+
+
 def test_kinds_that_share_a_pass_are_together_and_others_alone():
     configs = [composed(f"measure={kind}", TWO, entry="analyze") for kind in ("cka", "rsa", "mutual_knn")]
     assert jobs_by_pass([job for config in configs for job in asked_for(config)]) == [[0, 2], [1]], "rsa reads stimuli"

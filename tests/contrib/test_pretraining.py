@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -78,6 +79,14 @@ def test_bert_learns_hidden_tokens(run, tokenizer):
 )
 def test_checkpoints_are_kept_at_these_steps(keep, steps):
     assert PretrainConfig(tokens=1000, tokens_per_step=100, keep=keep).kept_steps == steps
+
+
+def test_pretraining_shows_no_librarys_progress_bar_or_advice(cli, text, monkeypatch):
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    small = ["model.architecture.n_layer=1", "model.architecture.n_embd=16", *SMALL[-3:], "pretrain.keep=[0]"]
+    ended = cli("train.py", "task=pretrain", "model=gpt2-mini", *small, *text, "pretrain.tokens=1024")
+    assert ended.status == 0, ended.stderr
+    assert not re.search(r"it/s|%\||\[transformers\]", ended.stderr + ended.stdout)
 
 
 @pytest.mark.ci_slow

@@ -26,7 +26,7 @@ from thinkalike.contrib.sae.site_states import (
     spread_by_document,
     states_after,
 )
-from thinkalike.contrib.sae.source import check_source, source_model, source_result
+from thinkalike.contrib.sae.source import check_source, source_jobs, source_model, source_result
 from thinkalike.contrib.sae.training import SAEFit, SAETraining
 from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError, DataError, ModelError, StoreError
@@ -324,6 +324,14 @@ def test_a_source_that_is_a_model_is_trained_by_the_same_recipe(monkeypatch):
     assert (job.model.name, job.sae.layer, job.sae.start) == ("neox-3l-mini", 1, "random")
     assert (job.sae.k, job.sae.seeds) == (16, 3)
     assert (job.sae.beside, job.sae.lr_multiples, job.sae.source, job.sae.source_layer) == ([], [], None, None)
+
+
+def test_a_source_that_is_a_model_is_not_mapped_untrained():
+    words = ["sae.layer=2", "sae.start=transferred", "sae.source=gpt2-mini", "sae.tokens=0"]
+    config = composed("task=sae", "model=gpt2-mini-s1", *words)
+    with pytest.raises(ConfigError, match=r"sae\.tokens=0 trains nothing"):
+        source_jobs(config)
+    assert source_jobs(replace(config, sae=replace(config.sae, tokens=4096)))[0].sae.tokens == 4096
 
 
 def test_a_source_of_other_weights_is_refused(made, minis):

@@ -331,7 +331,7 @@ def is_known_done(instrument: AnyInstrument, config: JobConfig) -> bool:
     found, so that its key is not known.
     """
     reads_other_results = type(instrument).prepare is not Instrument.prepare
-    if reads_other_results:
+    if reads_other_results or instrument.prepared_jobs(config):
         return False
     try:
         return is_stored(instrument, config)

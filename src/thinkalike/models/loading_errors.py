@@ -25,7 +25,7 @@ def explaining_loading_errors(config: ModelConfig) -> Iterator[None]:
     Args:
         config: The configuration of the model that is loaded while the context is open.
     """
-    _quieten()
+    quieten_libraries()
     try:
         yield
     except ThinkalikeError:
@@ -63,7 +63,7 @@ def _with_class(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 
 
-def _quieten() -> None:
+def quieten_libraries() -> None:
     """Keep transformers and huggingface_hub from writing to the screen.
 
     Only a job's own output belongs there. Environment variables that the user has set are left as

@@ -54,7 +54,7 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         read settings of the measure, which `super()` returns.
         """
         keys_of_inner_jobs = [
-            self.keys_of_part(config, part) for part in ("model", "data", "seed")
+            self.keys_of_part(config, part) for part in ("model", "target", "data", "seed")
         ]
         return super().settings_read(config).union(*keys_of_inner_jobs)
 
@@ -68,6 +68,10 @@ class Atlas(Instrument[AnalyzeConfig], kind="atlas", version=3, reads=("models",
         # Results of inner jobs are not printed (`shown`).
         results = run_jobs([job.config for job in jobs], shown=False)
         return {"labels": ", ".join(model_names(jobs)), "parts": FinishedJobs(jobs, results)}
+
+    def prepared_jobs(self, config: AnalyzeConfig) -> list[AnalyzeConfig]:
+        """Return the jobs that `inputs` runs: one for each measure and each pair of models."""
+        return [job.config for job in inner_jobs(config)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         """Join the values of all measures, and correlate the measures over layer pairs.

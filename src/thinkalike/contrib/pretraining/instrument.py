@@ -29,6 +29,7 @@ from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.job.setting_groups import OF_STITCHES, left_in_key
 from thinkalike.models.families import FAMILIES, Family, pick_device
 from thinkalike.models.load import load_model
+from thinkalike.models.loading_errors import quieten_libraries
 from thinkalike.models.minis import build_mini, save_mini, train_tokenizer
 from thinkalike.models.shapes import Passes, Shape, Shapes, shape_from
 from thinkalike.store import Result
@@ -104,6 +105,8 @@ class MiniPretraining(
         The folder of the result has the weights and the tokenizer after the last step, and, in
         folders of their own, those after the steps of the setting `pretrain.keep`.
         """
+        # Loading a model does this, but here one is built and saved before any is loaded.
+        quieten_libraries()
         model = config.model
         recipe = config.pretrain
         context = int(model.context or USUAL_CONTEXT)

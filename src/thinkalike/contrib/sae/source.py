@@ -39,9 +39,19 @@ def source_jobs(config: SAEJob) -> list[SAEJob]:
     First weights can be taken from autoencoders of another model, the source. The job trains these
     from random first weights alone and with one learning rate, with the same settings otherwise.
     If `sae.source` names a result, whose job is done, or nothing, the list is empty.
+
+    Raises:
+        ConfigError: `sae.source` names a model and `sae.tokens` is 0. The source's autoencoders
+            would not be trained either, and random ones would be mapped.
     """
     if config.sae.source not in options("model"):
         return []
+    if config.sae.tokens == 0:
+        raise ConfigError(
+            f"sae.tokens=0 trains nothing, not even the autoencoders of sae.source="
+            f"{config.sae.source}; train these by task=sae, and give the folder of that result as "
+            "sae.source"
+        )
     layer = config.sae.source_layer
     if layer is None:
         layer = config.sae.layer
