@@ -6,6 +6,7 @@ moved to `EARLIER_CURVES_FILE` until the training ends.
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 from pathlib import Path
@@ -93,7 +94,8 @@ def _join_curves(folder: Path, name: str, before: float = float("inf")) -> None:
     # An interruption between writing the joined file and removing its parts can leave a row twice.
     rows = rows[rows["step"].astype(float) < before].drop_duplicates()
     temporary = folder / "joined"
-    rows.to_csv(temporary, index=False)
+    # Lightning's line ends: the file of a resumed training has the bytes of one without a pause.
+    rows.to_csv(temporary, index=False, lineterminator=csv.excel.lineterminator)
     os.replace(temporary, folder / name)
 
 
