@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
-from thinkalike.errors import StoreError, check_extra, one_line
+from thinkalike.errors import StoreError, check_extra, reason_in_words
 from thinkalike.files import read_bytes
 from thinkalike.processes import rank
 from thinkalike.training.run import TrainingRun
@@ -116,7 +116,7 @@ def read_curves(folder: Path) -> list[pd.DataFrame]:
         except OSError:  # the file cannot be read at all, which says nothing of its content
             raise
         except Exception as error:
-            reason = f"{type(error).__name__}: {one_line(error)}"
+            reason = reason_in_words(error)
             raise StoreError(
                 f"{path} holds no curves of a training ({reason}); remove it"
             ) from error
