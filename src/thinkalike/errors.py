@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from thinkalike.advice import named_setting
 
@@ -226,9 +226,12 @@ def chain(error: BaseException | None, suppressed: bool = False) -> Iterator[Bas
 def one_line(error: BaseException) -> str:
     """Return what an error of a library says in one line; empty if it says nothing.
 
-    It is cut if it is very long. Advice to run the code of a file is not passed on.
+    It is cut if it is very long. Advice to run the code of a file is not passed on, nor is the
+    number of an error of the operating system, which has a sentence.
     """
     text = str(error)
+    if is_of_system(error):
+        text = text.removeprefix(f"[Errno {error.errno}] ")
     if "weights_only" in text:  # torch then names the argument by which a file could run anything
         reason = re.search(r"WeightsUnpickler error: (.*?)(?:\. |\n|$)", text)
         detail = ""
@@ -245,6 +248,22 @@ def one_line(error: BaseException) -> str:
     elif "trust_remote_code" in text:
         text = "it needs code of its own repository, and that is never run"
     return textwrap.shorten(text, LONGEST_REASON, placeholder=" ...")
+
+
+def is_of_system(error: BaseException) -> TypeGuard[OSError]:
+    """Return whether an error is the operating system's, which says in words what happened."""
+    return isinstance(error, OSError) and error.strerror is not None
+
+
+def reason_in_words(error: BaseException) -> str:
+    """Return what any error says in one line, such as "KeyError: 'loss'" or "Permission denied: 'a.txt'".
+
+    The message of a library may be a mere name, so that it needs the name of its class. That of the
+    operating system needs none.
+    """
+    if is_of_system(error):
+        return one_line(error)
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def panicked(error: BaseException) -> bool:

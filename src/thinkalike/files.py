@@ -115,6 +115,24 @@ def open_regular(path: Path, follow: bool = True) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file in UTF-8; if that fails, what was there before stays as it was.
+
+    A regular file is written beside its place and renamed, also where a link leads to it. What else
+    there is, such as a pipe, is written into. Halves of surrogate pairs become question marks.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8", errors="replace")
+        return
+    temporary = path.with_name(f".unfinished-{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8", errors="replace")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def bytes_in_holes(path: Path, most: int) -> int:
     """Return how many bytes of a file are holes, which take no room on the disk and minutes to read.
 

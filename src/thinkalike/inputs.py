@@ -56,7 +56,7 @@ from thinkalike.config.in_memory import (
 from thinkalike.config.schema import made
 from thinkalike.data.tables import SEPARATORS, with_named_index
 from thinkalike.digests import tokenizer_fingerprint
-from thinkalike.errors import ConfigError, nearest, one_line
+from thinkalike.errors import ConfigError, nearest, one_line, reason_in_words
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.identity import check_libraries, identity_of
 from thinkalike.models.labels import label
@@ -278,7 +278,7 @@ def _texts_in(texts: Iterable[object]) -> Iterator[object]:
             yield text
             count += 1
     except Exception as error:  # of any kind, as code of the user runs here
-        reason = f"{type(error).__name__}: {one_line(error)}"
+        reason = reason_in_words(error)
         raise ConfigError(f"texts ends in an error after {count} of its items ({reason})") from error
 
 

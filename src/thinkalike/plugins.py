@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol, TypeGuard, runtime_checkable
 
-from thinkalike.errors import PluginError, ThinkalikeError, in_home, one_line, short
+from thinkalike.errors import PluginError, ThinkalikeError, in_home, one_line, reason_in_words, short
 
 PLUGIN = re.compile(r".*\.py:[A-Za-z_]\w*")
 # the FILE.py:NAME that a person typed, or gave as an argument in Python; no other file is run
@@ -202,7 +202,7 @@ def _module(path: Path, content: bytes) -> ModuleType:
 
 def _where_it_failed(error: Exception, path: Path) -> str:
     """Return the error of a user's file in one line, with the last line of the file that ran."""
-    reason = f"{type(error).__name__}: {one_line(error)}"
+    reason = reason_in_words(error)
     lines = []
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename == str(path):

@@ -1,10 +1,14 @@
 """Everything in conf/ composes, what does not exist is refused, and so is a setting that the job does not read."""
 
+import contextlib
 import dataclasses
+import errno
+import io
 import math
 import os
 import re
 import shlex
+import sys
 
 import pandas as pd
 import pytest
@@ -15,7 +19,7 @@ from omegaconf import OmegaConf
 from conftest import composed, core_options, every_second
 from stores import made
 from thinkalike.cli.job import exit_as_asked
-from thinkalike.cli.process import own_process
+from thinkalike.cli.process import let_output_be_lost, own_process
 from thinkalike.config import (
     DataConfig,
     LoggerConfig,
@@ -183,7 +187,9 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "brackets inside one another": [
         f"train layers={'[' * 600}{']' * 600}", f"train 'store={'${' * 600}seed{'}' * 600}'",
     ],
-    "override_grammar": ["train layers=[[0,", "train 'seed =1'"],
+    "override_grammar": ["train layers=[[0,"],
+    "' ' is a special character; write it in values alone": ["train 'seed =1'"],
+    "'#' is a special character; write it in values alone": ["train 'a#b=1'"],
     "--multirun": ["train seed=1,2"],
     "removes a setting, and a job needs all of them": [
         f"train {word}" for word in (
@@ -415,6 +421,53 @@ def test_a_traceback_is_printed_where_the_environment_switches_it_on(value, is_p
         raise ThinkalikeError("one line")
 
 
+@contextlib.contextmanager
+def stdout_that_fails(number, of, file):
+    """Print to a file that raises an error of the system when it is written, or flushed."""
+
+    class Failing(io.TextIOWrapper):
+        def reconfigure(self, **_):
+            """Leave the file as it is, without the flush that the usual one does."""
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    with file.open("wb") as opened, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Failing, of, fail)
+        patched.setattr(sys, "stdout", Failing(opened))
+        yield
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EIO])
+@pytest.mark.parametrize("of", ["write", "flush"])
+def test_output_that_is_cut_off_is_an_error(number, of, capsys, tmp_path):
+    line = f"error: the output cannot be written as a whole: {os.strerror(number)}; write it to another place\n"
+    for end in (bool, sys.exit):  # --help ends by sys.exit()
+        with stdout_that_fails(number, of, tmp_path / "out"):
+            assert status_of_printing(end) == 1
+            assert capsys.readouterr().err == line
+
+
+def status_of_printing(end):
+    """Return the exit status of a process that prints and then ends by a function."""
+    with pytest.raises(SystemExit) as caught, own_process():  # noqa: PT012
+        print("a product")
+        end()
+    return caught.value.code
+
+
+@pytest.mark.parametrize("of", ["write", "flush"])
+def test_output_may_be_cut_off_if_the_result_is_kept_or_the_reader_has_seen_enough(of, capsys, tmp_path):
+    with stdout_that_fails(errno.ENOSPC, of, tmp_path / "out"), own_process(), own_process():
+        let_output_be_lost()
+        print("where the result is")
+    with stdout_that_fails(errno.EPIPE, of, tmp_path / "out"), own_process():
+        print("more than the reader wants")
+    with stdout_that_fails(errno.ENOSPC, of, tmp_path / "out"):
+        assert status_of_printing(lambda: sys.exit(3)) == 3, "a status that says something stays"
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("status", [math.nan, math.inf, -math.inf, 300.0, -1.0, 2.7, 1e300, 126.0, 255.0, 0.5])
 def test_a_result_asks_for_no_status_that_programs_lack(status):
     """It may come from anywhere, and the same job ends with the status that it asks for."""
@@ -522,6 +575,31 @@ def test_what_is_no_bare_name_is_meant_as_hydra_reads_it(tmp_path, monkeypatch):
     for word in words:
         (tmp_path / word.partition("=")[2]).mkdir(parents=True)
     assert with_quoted_paths(words) == words
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("store=~/x", """'~' is a special character; quote the value: "store='~/x'\""""),
+        ("stimuli.path=~/w.csv", """'~' is a special character; quote the value: "stimuli.path='~/w.csv'\""""),
+        ("store=größe", """'ö' is a special character; quote the value: "store='größe'\""""),
+        ("store=a;b", """';' is a special character; quote the value: "store='a;b'\""""),
+        ("data.files=[~/a.txt,b,é]", """quote the value: "data.files=['~/a.txt',b,'é']\""""),
+        ("data.files=[a(1).txt]", """input '[a(1).'; quote the value: "data.files=['a(1).txt']\""""),
+        ("data={files: [a&b], name: c}", """quote the value: "data={files: ['a&b'], name: c}\""""),
+        ("store=(x)", """extraneous input '('; quote the value: "store='(x)'\""""),
+        ("store=choice(~/a,b)", """quote the value: "store=choice('~/a',b)\""""),
+        ("store=!x", """quote the value: 'store="!x"'"""),
+        ("store=a\\~", """quote the value: 'store='"'"'a\\~'"'"''"""),
+    ],
+)
+def test_a_value_that_hydra_cannot_read_is_quoted_in_the_remedy(word, said):
+    with pytest.raises(ConfigError, match=re.escape(said) + "$") as caught:
+        compose_job("train", [word])
+    assert "hydra.cc" not in str(caught.value)
+    assert "Exception" not in str(caught.value)
+    (remedy,) = shlex.split(str(caught.value).rpartition("the value: ")[2])
+    assert read_overrides([remedy]), "a shell and Hydra read what the remedy says"
 
 
 def test_a_path_that_is_not_utf_8_is_refused_as_such():

@@ -1,5 +1,6 @@
 """Documents are read alike from every format, packed without loss, kept on one side, and cached safely."""
 
+import errno
 import gzip
 import json
 import os
@@ -36,6 +37,7 @@ from thinkalike.data.splits import estimated_token_count, training_texts
 from thinkalike.data.tables import read_table
 from thinkalike.errors import DataError
 from thinkalike.hub import resolved
+from thinkalike.processes import Activity
 
 ALL = 10**9  # more report tokens than there are
 
@@ -363,6 +365,21 @@ def test_only_regular_files_are_read(call, tmp_path, config):
             call(config(place))
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_file_that_the_system_does_not_give_is_one_line_in_words_of_the_system(number, tmp_path, config):
+    file = write_jsonl(tmp_path / "secret.jsonl", texts())
+    whole_open = os.open
+
+    def refusing_open(path, *arguments, **options):
+        if os.fspath(path) == str(file):
+            raise OSError(number, os.strerror(number), str(path))
+        return whole_open(path, *arguments, **options)
+
+    with mock.patch("os.open", refusing_open), pytest.raises(DataError) as caught:
+        read(config(file))
+    assert str(caught.value) == f"cannot read {file}: {os.strerror(number)}: '{file}'"
+
+
 def test_the_standard_library_is_read_in_order_of_content(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     kept = {"a.py": "x = 1", "json/b.py": "y = 2", "email/c.py": "z = 3", "d.py": "w = 4"}
@@ -533,6 +550,30 @@ def test_reading_stops_when_both_sides_are_full(tmp_path, config):
     everything = Letters()
     read(config(file), everything)
     assert tokenizer.calls <= 2 < everything.calls
+
+
+@pytest.mark.parametrize("seconds", [1.0, 100.0])
+def test_the_rate_of_tokenising_counts_the_time_of_the_first_documents(seconds, tmp_path, config, monkeypatch):
+    now = 0.0
+    rates = []
+
+    class SlowLetters(Letters):
+        def __call__(self, *words, **options):
+            nonlocal now
+            now += seconds
+            return super().__call__(*words, **options)
+
+    def reach(self, done):
+        whole_reach(self, done)
+        if done and self.name.startswith("tokenising"):
+            rates.append((self.rate, done))
+
+    whole_reach = Activity.reach
+    monkeypatch.setattr("thinkalike.processes.time.monotonic", lambda: now)
+    monkeypatch.setattr(Activity, "reach", reach)
+    read(config(write_jsonl(tmp_path / "many.jsonl", texts(600))), SlowLetters())
+    assert rates
+    assert all(rate <= done / seconds for rate, done in rates)
 
 
 def one_sided(report: bool, share: float = 0.3) -> list[str]:

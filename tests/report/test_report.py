@@ -1,14 +1,18 @@
 """The page of a store: what it holds is what the tables hold, and nothing in it can be mistaken for markup."""
 
 import base64
+import errno
 import gzip
 import json
 import math
+import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -264,6 +268,52 @@ def test_the_command_writes_a_page_and_says_what_it_left_out(store, tmp_path, mo
     assert (status, out) == (0, f"page: {tmp_path / 'page.html'}\n")
     assert f"left out: {store}/loss/l1/table.csv is missing" in err
     assert data_of((tmp_path / "page.html").read_text())["title"] == "results"
+
+
+@pytest.mark.parametrize("earlier", ["a page", "a link", "nothing"])
+def test_a_page_that_cannot_be_written_leaves_the_earlier_one(earlier, store, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    page = folder / "page.html"
+    if earlier == "a link":
+        page.symlink_to(tmp_path / "elsewhere.html")
+    if earlier != "nothing":
+        page.write_text("the earlier page")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        status, out, err = call(monkeypatch, capsys, store, "--out", page)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (status, out) == (1, "")
+    assert err == f"error: --out {page} cannot be written: File too large; choose --out PAGE\n"
+    assert [path.name for path in folder.iterdir()] == ([] if earlier == "nothing" else ["page.html"])
+    assert earlier == "nothing" or page.read_text() == "the earlier page"
+
+    assert call(monkeypatch, capsys, store, "--out", page)[0] == 0
+    assert data_of(page.read_text())["title"] == "results", "control: it fits"
+    assert page.is_symlink() == (earlier == "a link")
+
+
+def test_a_page_can_be_written_into_a_pipe(store, tmp_path, monkeypatch, capsys):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as threads:
+        page = threads.submit(pipe.read_text)
+        assert call(monkeypatch, capsys, store, "--out", pipe)[0] == 0
+    assert data_of(page.result())["title"] == "results"
+    assert pipe.is_fifo()
+
+
+def test_a_full_disk_is_said_to_be_full(store, tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.replace", full)
+    page = tmp_path / "page.html"
+    status, _, err = call(monkeypatch, capsys, store, "--out", page)
+    assert (status, page.exists()) == (1, False)
+    assert "No space left on device; free some space, or choose --out PAGE elsewhere" in err
 
 
 @pytest.mark.parametrize("words", [["none"], ["empty"], ["results", "kind=zebra"]])

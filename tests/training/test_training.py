@@ -237,6 +237,8 @@ def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_pa
     broken, whole = (curve.sort_values("step")[["step", "loss"]].to_numpy() for curve in curves)
     assert (broken == whole).all()
     assert [path.name for path in (tmp_path / "broken" / "curves").glob("*.csv")] == ["metrics.csv"]
+    of_broken, of_whole = ((tmp_path / name / "curves" / "metrics.csv").read_bytes() for name in ("broken", "whole"))
+    assert of_broken == of_whole, "to the bit"
     epochs = (
         pd.read_csv(tmp_path / name / "curves" / "metrics.csv", dtype=str)["epoch"] for name in ("broken", "whole")
     )

@@ -92,10 +92,10 @@ def main() -> None:
         name = words[0]
 
     if name in HELP_FLAGS:
-        print(USAGE)
+        _print_answer(USAGE)
         return
     if name in VERSION_FLAGS:
-        print(f"thinkalike {version('thinkalike')}")
+        _print_answer(f"thinkalike {version('thinkalike')}")
         return
     if name in COMPLETION_FLAGS:
         command = _command_of_completion(words)
@@ -110,6 +110,12 @@ def main() -> None:
     os.environ[COMMAND] = name
     sys.argv = [sys.argv[0], *words[1:]]
     COMMANDS[name]()
+
+
+@own_process()
+def _print_answer(text: str) -> None:
+    """Print a text for which somebody has asked."""
+    print(text)
 
 
 def _command_of_completion(words: Sequence[str]) -> str | None:

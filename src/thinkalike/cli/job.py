@@ -12,7 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinkalike.cli.process import COMMAND, USER_ERRORS, PlainFormatter, own_process
+from thinkalike.cli.process import (
+    COMMAND,
+    USER_ERRORS,
+    PlainFormatter,
+    let_output_be_lost,
+    own_process,
+)
 from thinkalike.cli.sweep import SHARED, do_in_sweep, run_all
 from thinkalike.cli.words import (
     check_flags,
@@ -193,6 +199,7 @@ def do_jobs(composed: DictConfig) -> list[Result]:
                 if may_take_long(config):
                     _announce(config, chosen_keys)
         if not config.dry_run:
+            let_output_be_lost()
             with called_by(call.command_line()):
                 results = run_jobs(asked_for(config))
     for result in results:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from thinkalike.advice import at_command_line
 from thinkalike.config.compose import COMPOSING_ERRORS, explained
-from thinkalike.errors import ConfigError, ThinkalikeError, plain, short
+from thinkalike.errors import ConfigError, ResourceError, ThinkalikeError, one_line, plain, short
 from thinkalike.processes import Interrupted, TextStream, follow_parent, heeded
 
 # environment variable: the process whose children end with it
@@ -35,15 +35,15 @@ UNREACHABLE = (
 def own_process() -> Iterator[None]:
     """Heed signals, end with the process that was started first, and print errors as one line.
 
-    The exit status is 1 after an error, and that of the signal after a signal.
+    The exit status is 1 after an error, and that of the signal after a signal. It is an error,
+    too, if a part of the output is lost, unless `let_output_be_lost` was called.
     """
     this_process = str(os.getpid())
     if os.environ.setdefault(STARTED_BY, this_process) != this_process:
         follow_parent()
     try:
         _check_working_folder()
-        stdout = Stdout(sys.stdout)
-        with at_command_line(), heeded(), contextlib.redirect_stdout(stdout):  # type: ignore[type-var]
+        with at_command_line(), heeded(), _printing():
             yield
     except Interrupted as error:
         print(error, file=sys.stderr, flush=True)
@@ -64,6 +64,28 @@ def own_process() -> Iterator[None]:
             raise
         print_error("there is too little memory to start; see ulimit -v and the limits of the job")
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def _printing() -> Iterator[None]:
+    """Print to a `Stdout` while this is open, and check at the end that it took everything."""
+    stdout = sys.stdout
+    if not isinstance(stdout, Stdout):  # as it is inside another `own_process`
+        stdout = Stdout(stdout)
+    with contextlib.redirect_stdout(stdout):  # type: ignore[type-var]
+        try:
+            yield
+        except SystemExit as end:
+            if not end.code:  # --help ends so
+                stdout.check_whole()
+            raise
+        stdout.check_whole()
+
+
+def let_output_be_lost() -> None:
+    """Let this process succeed even if its output cannot be printed: it keeps its results."""
+    if isinstance(sys.stdout, Stdout):
+        sys.stdout.may_be_lost = True
 
 
 def is_on(switch: str) -> bool:
@@ -101,10 +123,16 @@ class PlainFormatter(logging.Formatter):
 
 
 class Stdout:
-    """A stdout that may be full or closed: what is printed then is lost, but not the result."""
+    """A stdout that may be full or closed; what is printed then is lost, and the process goes on.
+
+    Attributes:
+        may_be_lost: whether the output is not what the process is for.
+    """
 
     def __init__(self, stream: TextStream | None):
         self._stream: TextStream = stream or open(os.devnull, "w")  # noqa: SIM115
+        self._failure: OSError | None = None
+        self.may_be_lost = False
         if hasattr(self._stream, "reconfigure"):
             # a terminal in ASCII has no bars and no arrows
             self._stream.reconfigure(errors="replace")
@@ -112,17 +140,33 @@ class Stdout:
     def write(self, text: str) -> int:
         try:
             self._stream.write(text)
-        except OSError:
-            self._print_nowhere()
+        except OSError as error:
+            self._print_nowhere(error)
         return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except OSError:
-            self._print_nowhere()
+        except OSError as error:
+            self._print_nowhere(error)
 
-    def _print_nowhere(self) -> None:
+    def check_whole(self) -> None:
+        """Check that everything was printed, or that the reader of a pipe wanted no more.
+
+        Raises:
+            ResourceError: A part of the output is lost.
+        """
+        self.flush()
+        if self._failure is None or self.may_be_lost:
+            return
+        if not isinstance(self._failure, BrokenPipeError):
+            reason = one_line(self._failure)
+            raise ResourceError(
+                f"the output cannot be written as a whole: {reason}; write it to another place"
+            )
+
+    def _print_nowhere(self, failure: OSError) -> None:
+        self._failure = self._failure or failure
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def __getattr__(self, name: str) -> object:

@@ -30,7 +30,7 @@ from thinkalike.config.compose import (
     use_folder,
 )
 from thinkalike.config.sweep_checks import check_launcher
-from thinkalike.errors import ConfigError, ResourceError, in_home, one_line, short
+from thinkalike.errors import ConfigError, ResourceError, in_home, reason_in_words, short
 from thinkalike.processes import doing
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def run_all(run: Callable[[], None]) -> None:
         if is_said_elsewhere or SHARED not in os.environ:
             raise
         # The jobs of a sweep note their own errors, so this one is of what starts them.
-        reason = f"{type(error).__name__}: {one_line(error)}"
+        reason = reason_in_words(error)
         raise ConfigError(
             f"the launcher or the sweeper of the sweep cannot go on ({reason}); change "
             "hydra.launcher or hydra.sweeper"

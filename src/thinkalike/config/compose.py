@@ -23,6 +23,7 @@ import hydra._internal.hydra
 import hydra.conf
 import hydra.core.override_parser.overrides_parser
 import yaml
+from antlr4.error.Errors import LexerNoViableAltException, RecognitionException
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import (
@@ -102,6 +103,7 @@ from thinkalike.config.overrides import (
     check_option,
     check_override,
     quoted,
+    with_quoted_text,
 )
 from thinkalike.config.references import (
     Reference,
@@ -119,7 +121,7 @@ from thinkalike.config.written import (
     taken_texts,
     texts_of_yaml,
 )
-from thinkalike.errors import ConfigError, ThinkalikeError, one_line, short
+from thinkalike.errors import ConfigError, ThinkalikeError, chain, one_line, short
 from thinkalike.files import YAML_LOADER, check_yaml, read_bytes
 from thinkalike.global_state import renewed_in_forked_processes
 from thinkalike.plugins import trust
@@ -133,6 +135,7 @@ REST = "thinkalike://"
 OURS = ("thinkalike", "structured")  # schemes of the sources that no file is behind
 HYDRAS = "hydra.conf"  # the package that has Hydra's own files
 MOST_LOADED = 5000  # how often one command line may load a file; a long one loads 60
+MOST_QUOTED_TEXTS = 100  # of an override, in the remedy of an error
 MOST_REMEMBERED = 256  # overrides that are not parsed again; a long command line has 30
 
 _composing = threading.RLock()
@@ -742,6 +745,44 @@ def _with_quoted_path(word: str) -> str:
     return word
 
 
+def _explained_unreadable(error: OverrideParseException) -> str:
+    """Return what to say of an override that Hydra cannot read, with a remedy."""
+    special_character = ""
+    position = _position_of(error)
+    is_of_lexer = any(isinstance(e, LexerNoViableAltException) for e in chain(error, True))
+    if is_of_lexer and position is not None:
+        special_character = error.override[position]
+    remedy = _with_quoted_texts(error.override)
+    return hydra_errors.explained_unreadable(error.override, error, special_character, remedy)
+
+
+def _position_of(error: OverrideParseException) -> int | None:
+    """Return where in an override an error is; None if Hydra does not say so."""
+    for cause in chain(error, suppressed=True):
+        if isinstance(cause, LexerNoViableAltException):
+            return int(cause.startIndex)
+        if isinstance(cause, RecognitionException) and cause.offendingToken is not None:
+            return int(cause.offendingToken.start)
+    return None
+
+
+def _with_quoted_texts(word: str) -> str | None:
+    """Return an override that Hydra cannot read with quotes by which it can, if there are any."""
+    for _ in range(MOST_QUOTED_TEXTS):
+        try:
+            parsed_overrides([word])
+        except OverrideParseException as error:
+            quoted_word = with_quoted_text(word, _position_of(error))
+        except (HydraException, ValueError):
+            return None
+        else:
+            return word
+        if quoted_word is None:
+            return None
+        word = quoted_word
+    return None
+
+
 # ---- sweeps
 
 
@@ -971,6 +1012,9 @@ def explained(error: BaseException) -> str:
             return of_other_command(key)
         if key and cause.parent_node:
             return hydra_errors.explained_unknown_key(key, plain_settings(cause.parent_node))
+
+    if isinstance(error, OverrideParseException):
+        return _explained_unreadable(error)
 
     beginning = "Error merging override "
     if isinstance(cause, OmegaConfBaseException) and str(error).startswith(beginning):

@@ -7,6 +7,7 @@ Which of these sentences fits an error is decided by its type, see
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping
 
 from yaml import YAMLError
@@ -27,6 +28,9 @@ INSTALLED_BY = {
     "hydra/sweeper/ax": "hydra-ax-sweeper: pip install hydra-ax-sweeper",
     "hydra/sweeper/nevergrad": "hydra-nevergrad-sweeper: pip install hydra-nevergrad-sweeper",
 }
+
+LINK = "https://hydra.cc/"  # in the last line of what Hydra says of an override
+SPECIAL_IN_SHELL = re.compile(r'[$`"\\!]')  # also inside double quotes
 
 
 def first_sentence(error: BaseException) -> str:
@@ -59,6 +63,39 @@ def explained_override(override: str, cause: BaseException) -> str:
     takes.
     """
     return f"{short(override)} is not possible: {short(_without_full_key(str(cause)))}"
+
+
+def explained_unreadable(
+    override: str, error: BaseException, special_character: str, remedy: str | None
+) -> str:
+    """Return what to say of an override that Hydra cannot read.
+
+    Args:
+        special_character: Which character it cannot read; "" if it reads each, but not together.
+        remedy: The override with quotes by which it can be read; None if there is none.
+    """
+    if special_character:
+        reason = f"'{special_character}' is a special character"
+    else:
+        lines = str(error).splitlines()
+        heading = f"Error parsing override '{override}'"
+        reason = "; ".join(line for line in lines if line != heading and LINK not in line)
+        reason = reason.split(" expecting ")[0]  # the tokens of Hydra's grammar follow
+    beginning = f"{short(override)} cannot be read, because {reason}"
+    if remedy is not None:
+        return f"{beginning}; quote the value: {_for_shell(remedy)}"
+    if special_character:
+        return f"{beginning}; write it in values alone, and there in quotes, as \"store='~/x'\""
+    return first_sentence(error)
+
+
+def _for_shell(word: str) -> str:
+    """Return a word as it is typed in a shell."""
+    if not SPECIAL_IN_SHELL.search(word):
+        return f'"{word}"'
+    if '"' in word or "\\" in word:
+        return shlex.quote(word)
+    return "'" + word.replace("'", '"') + "'"  # to Hydra, both quotes are alike
 
 
 def explained_missing_folder(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from thinkalike.errors import ConfigError, nearest, short
 
 DEEPEST_OVERRIDE = 20  # nested brackets; Hydra's reader calls itself a dozen times for each
 OF_HYDRA = re.compile(r"hydra\b")  # the beginning of the keys of Hydra's own settings
+CALL = re.compile(r"[a-z_]+\(.*\)$")  # a value such as choice(a,b)
 SWEPT = "hydra.sweeper.params."  # the beginning of the keys of the values that a sweep tries
 
 
@@ -123,6 +124,48 @@ def quoted(text: str) -> str:
         return 2 * end[1] + quote
 
     return "'" + re.sub(r"(\\*)('|$)", escaped, text) + "'"
+
+
+def with_quoted_text(word: str, position: int | None) -> str | None:
+    """Return an override with quotes around the text that Hydra cannot read.
+
+    In lists, mappings and sweeps, only the entry is quoted that has the unreadable character.
+
+    Args:
+        word: The override.
+        position: Where its unreadable character is; None if that is not known.
+
+    Returns:
+        None if the character is in no text of the value, or in one that is quoted.
+    """
+    key, equals, value = word.partition("=")
+    beginning = len(key + equals)
+    end = len(word)
+    is_nested = value.startswith(("[", "{")) or CALL.match(value) is not None
+    if position is None:
+        if is_nested:
+            return None
+    elif position < beginning:
+        return None
+    else:
+        separators = ","
+        if value.startswith(("[", "{")):
+            separators += "[]{}"
+        if value.startswith("{"):
+            separators += ":"
+        if CALL.match(value):
+            separators += "()"
+        for place, letter in enumerate(word):
+            if letter in separators and beginning <= place < position:
+                beginning = place + 1
+            if letter in separators and place >= position:
+                end = place
+                break
+    text = word[beginning:end].strip()
+    is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    if not text or is_quoted:
+        return None
+    return word[:beginning] + quoted(text) + word[end:]
 
 
 # ---- what is refused

@@ -372,8 +372,8 @@ def _fill_rows(
     # All evaluation documents so far, while a later document may still remove some of them.
     provisional: list[_TokenisedDocument] = []
 
-    for batch in batched(split, DOCUMENTS_PER_CALL):
-        if activity.done == 0:
+    for number, batch in enumerate(batched(split, DOCUMENTS_PER_CALL)):
+        if number == 0:
             activity.begin(0)  # the clock starts now: before, near-duplicates were looked for
         activity.reach(len(fit.tokens) + len(report.tokens))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from thinkalike.advice import named_setting
 from thinkalike.digests import with_unique_names
-from thinkalike.errors import DataError, ThinkalikeError, one_line
+from thinkalike.errors import DataError, ThinkalikeError, reason_in_words
 from thinkalike.files import is_pointer, is_sparse, is_there, what_pulls
 from thinkalike.hub import cause_of, resolved, sending_steadily
 
@@ -90,9 +90,7 @@ def errors_name_file(path: Path) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:
-        raise DataError(
-            f"cannot read {path}: {type(error).__name__}: {one_line(error)}"
-        ) from error
+        raise DataError(f"cannot read {path}: {reason_in_words(error)}") from error
 
 
 def whole_text(path: Path) -> str:
@@ -382,7 +380,7 @@ def _errors_name_data_set(
         else:
             cause = cause_of(error, repository, revision) or ""  # "": it is no error of the hub
         if not cause:
-            cause = f"{type(error).__name__}: {one_line(error)}"
+            cause = reason_in_words(error)
         raise DataError(f"cannot stream {label} ({repository}): {cause}; {remedy}") from error
 
 

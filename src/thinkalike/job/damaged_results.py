@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from thinkalike.advice import named_setting
-from thinkalike.errors import ResultError, ThinkalikeError, one_line
+from thinkalike.errors import ResultError, ThinkalikeError, reason_in_words
 from thinkalike.store import Result
 
 
@@ -30,7 +30,7 @@ def reporting_damage(result: Result) -> Iterator[None]:
     except Exception as error:
         if out_of_memory_error(error):
             raise
-        reason = f"{type(error).__name__}: {one_line(error)}"
+        reason = reason_in_words(error)
         remedy = (
             "it was changed, or is of another version; compute it again with "
             f"{named_setting('force', True)}"

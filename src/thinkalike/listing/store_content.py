@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
-from thinkalike.errors import StoreError, flat, one_line
+from thinkalike.errors import StoreError, flat, reason_in_words
 from thinkalike.processes import counted
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
 
@@ -122,7 +122,7 @@ def skipping(folder: Path, skipped: list[str]) -> Iterator[None]:
         else:
             skipped.append(f"{folder}: {error}")
     except Exception as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"
+        reason = reason_in_words(error)
         skipped.append(f"{folder} cannot be read ({reason})")
 
 

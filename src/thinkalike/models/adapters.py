@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from thinkalike.errors import ModelError, check_extra, listed, one_line
+from thinkalike.errors import ModelError, check_extra, listed, one_line, reason_in_words
 from thinkalike.models.bounds import check_adapter
 from thinkalike.models.checkpoints import give_base
 from thinkalike.models.copies import copied, has_added_code
@@ -446,7 +446,7 @@ def _outputs(
                     inputs["decoder_input_ids"] = tokens
                 outputs.append(first_tensor(module.eval()(**inputs)).clone())
     except Exception as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"
+        reason = reason_in_words(error)
         raise ModelError(
             f"{called}: the model with its adapter cannot run on tokens alone ({reason}); give "
             "its base"

@@ -21,7 +21,7 @@ from thinkalike.code_text import (
     module_of,
     runs_code_of_user,
 )
-from thinkalike.errors import ModelError, one_line
+from thinkalike.errors import ModelError, reason_in_words
 from thinkalike.models.description import HOOKS
 from thinkalike.models.proof import may_change_states
 
@@ -93,7 +93,7 @@ def copied(module: ModuleT, copies: dict[int, object] | None = None) -> ModuleT:
         copy = deepcopy(module, copies)
     except Exception as error:  # an object may raise any when it is copied
         _name_what_cannot_be_copied(module)  # raises an error if it is a single attribute
-        reason = f"{type(error).__name__}: {one_line(error)}"
+        reason = reason_in_words(error)
         raise ModelError(f"the model cannot be copied ({reason})") from error
     for submodule in copy.modules():
         # The attributes of the submodule, and torch's dictionaries of hooks.
@@ -149,7 +149,7 @@ def _name_what_cannot_be_copied(module: nn.Module) -> None:
                 attribute = f"{path}.{name}".lstrip(".")
                 if name in HOOKS:
                     attribute = f"a hook in {attribute}"
-                reason = f"{type(error).__name__}: {one_line(error)}"
+                reason = reason_in_words(error)
                 raise ModelError(
                     f"{attribute} of the model in memory cannot be copied ({reason}); remove it "
                     "from the model, or save the model and give its folder"

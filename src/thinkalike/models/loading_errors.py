@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from thinkalike.advice import named_setting
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError, ResourceError, ThinkalikeError, one_line, panicked
+from thinkalike.errors import ModelError, ResourceError, ThinkalikeError, panicked, reason_in_words
 from thinkalike.hub import cause_of
 from thinkalike.models.checkpoints import named_folder
 
@@ -45,22 +45,17 @@ def explaining_loading_errors(config: ModelConfig) -> Iterator[None]:
         memory_error = out_of_memory_error(error)
         if memory_error:
             raise ResourceError(
-                f"{attempt}: {_with_class(memory_error)}; take a smaller model, "
+                f"{attempt}: {reason_in_words(memory_error)}; take a smaller model, "
                 f"{named_setting('model.dtype', 'bfloat16')}, or a device with more memory "
                 f"({named_setting('model.device')})"
             ) from error
-        cause = _with_class(error) if folder else cause_on_hub(config, error)
+        cause = reason_in_words(error) if folder else cause_on_hub(config, error)
         raise ModelError(f"{attempt}: {cause}") from error
 
 
 def cause_on_hub(config: ModelConfig, error: BaseException) -> str:
     """Return why a repository of the hub cannot be read, in one line."""
-    return cause_of(error, str(config.hub_id), config.revision) or _with_class(error)
-
-
-def _with_class(error: BaseException) -> str:
-    """Return the message of an error in one line, after the name of its class."""
-    return f"{type(error).__name__}: {one_line(error)}"
+    return cause_of(error, str(config.hub_id), config.revision) or reason_in_words(error)
 
 
 def quieten_libraries() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from thinkalike.errors import ModelError, listed, one_line
+from thinkalike.errors import ModelError, listed, reason_in_words
 from thinkalike.models.cut_model import CutModel
 from thinkalike.models.hooks import Arguments
 from thinkalike.models.module_facts import config_of_text_model, first_tensor, sample_tokens
@@ -186,7 +186,7 @@ def explaining_pass_errors(name: str) -> Iterator[None]:
     ) as error:
         if isinstance(error, ModelError) or "memory" in str(error):
             raise
-        reason = f"{type(error).__name__}: {one_line(error)}"
+        reason = reason_in_words(error)
         raise FailedPass(name, reason) from error
 
 

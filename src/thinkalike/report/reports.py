@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import gzip
 import hashlib
 import html
@@ -26,7 +27,9 @@ from thinkalike.errors import (
     one_line,
     plain,
     plain_line,
+    reason_in_words,
 )
+from thinkalike.files import write_whole
 from thinkalike.listing import (
     ListedResult,
     ListRecord,
@@ -153,11 +156,14 @@ def write_report(arguments: Sequence[str]) -> None:
     page = in_home(options.out)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(report_page(report, title), encoding="utf-8", errors="replace")
+        write_whole(page, report_page(report, title))
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         reason = one_line(error)
+        remedy = "choose --out PAGE"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "free some space, or choose --out PAGE elsewhere"
         raise StoreError(
-            f"--out {plain(options.out)} cannot be written: {reason}; choose --out PAGE"
+            f"--out {plain(options.out)} cannot be written: {reason}; {remedy}"
         ) from error
     megabytes = page.stat().st_size / 1e6
     print(f"{len(report['results'])} results, {megabytes:.2f} MB", file=sys.stderr)
@@ -197,7 +203,7 @@ def _single_entry(folder: Path) -> ListedResult:
     except ThinkalikeError:
         raise
     except Exception as error:  # a result may come from anywhere
-        reason = f"{type(error).__name__}: {one_line(error)}"
+        reason = reason_in_words(error)
         raise StoreError(f"{folder} cannot be read ({reason})") from error
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thinkalike.digests import with_unique_names
-from thinkalike.errors import DataError, ThinkalikeError, listed, one_line, short
+from thinkalike.errors import DataError, ThinkalikeError, listed, one_line, reason_in_words, short
 from thinkalike.processes import counted
 from thinkalike.shards.index import (
     HIDDEN_STATES,
@@ -770,9 +770,7 @@ def arrays_of(path: Path, is_bfloat16: bool = False) -> dict[str, StoredArray]:
     except ThinkalikeError:
         raise
     except Exception as error:  # whatever the libraries raise for damaged files
-        raise DataError(
-            f"cannot read {path}: {type(error).__name__}: {one_line(error)}"
-        ) from error
+        raise DataError(f"cannot read {path}: {reason_in_words(error)}") from error
 
 
 def _unpacked(path: Path) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from thinkalike.errors import StitchError, ThinkalikeError, one_line
+from thinkalike.errors import StitchError, ThinkalikeError, reason_in_words
 from thinkalike.hub import cause_of
 
 
@@ -32,7 +32,7 @@ def explaining_file_errors(
         if repository:
             reason = cause_of(error, repository, revision)
         if reason is None:
-            reason = f"{type(error).__name__}: {one_line(error)}"
+            reason = reason_in_words(error)
         raise StitchError(f"{attempt}: {reason}") from error
 
 

@@ -6,6 +6,7 @@ moved to `EARLIER_CURVES_FILE` until the training ends.
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
-from thinkalike.errors import StoreError, check_extra, one_line
+from thinkalike.errors import StoreError, check_extra, reason_in_words
 from thinkalike.files import read_bytes
 from thinkalike.processes import rank
 from thinkalike.training.run import TrainingRun
@@ -93,7 +94,8 @@ def _join_curves(folder: Path, name: str, before: float = float("inf")) -> None:
     # An interruption between writing the joined file and removing its parts can leave a row twice.
     rows = rows[rows["step"].astype(float) < before].drop_duplicates()
     temporary = folder / "joined"
-    rows.to_csv(temporary, index=False)
+    # Lightning's line ends: the file of a resumed training has the bytes of one without a pause.
+    rows.to_csv(temporary, index=False, lineterminator=csv.excel.lineterminator)
     os.replace(temporary, folder / name)
 
 
@@ -114,7 +116,7 @@ def read_curves(folder: Path) -> list[pd.DataFrame]:
         except OSError:  # the file cannot be read at all, which says nothing of its content
             raise
         except Exception as error:
-            reason = f"{type(error).__name__}: {one_line(error)}"
+            reason = reason_in_words(error)
             raise StoreError(
                 f"{path} holds no curves of a training ({reason}); remove it"
             ) from error

@@ -14,7 +14,7 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.strategies import DDPStrategy
 
 from thinkalike import plugins
-from thinkalike.errors import ShareDone, ThinkalikeError, one_line
+from thinkalike.errors import ShareDone, ThinkalikeError, reason_in_words
 from thinkalike.global_state import matmul_precision
 from thinkalike.memory import out_of_memory_error
 from thinkalike.processes import Activity, at_boundaries, check_processes, doing, rank
@@ -157,7 +157,7 @@ def _train_by_lightning(
         is_from_state = resumed and not keep_states.has_begun and not out_of_memory_error(error)
         if not resumed or not is_from_state:
             raise
-        reason = f"{type(error).__name__}: {one_line(error)}"
+        reason = reason_in_words(error)
         raise invalid_state(resumed.path, reason) from error
 
 

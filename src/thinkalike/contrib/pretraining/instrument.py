@@ -22,7 +22,7 @@ from thinkalike.contrib.pretraining.training import (
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import Corpus
 from thinkalike.data.splits import training_texts
-from thinkalike.errors import ConfigError, one_line
+from thinkalike.errors import ConfigError, reason_in_words
 from thinkalike.evaluation.held_out import held_out_loss
 from thinkalike.instruments.loss import show_loss
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
@@ -222,7 +222,7 @@ def _check_that_model_can_be_built(model: PretrainedModel, vocabulary: int, cont
     except Exception as error:  # whatever the libraries raise
         raise ConfigError(
             f"model.architecture={model.architecture} model.context={context} cannot be built: "
-            f"{type(error).__name__}: {one_line(error)}"
+            f"{reason_in_words(error)}"
         ) from error
     unknown_names = _unknown_sizes(model.architecture, module, family)
     if unknown_names:
