@@ -64,8 +64,8 @@ def planted(model: UnitModel, weights: Changed, tokens: Mapping[str, int] | None
     return unit_model("copy", InMemory(weights), tokens or model.tokens, {"name": "copy"})
 
 
-def compared(source: UnitModel, target: UnitModel, likeness: bool = False) -> Comparison:
-    return compare_models(source, target, len(source.units) * len(target.units), likeness)
+def compared(source: UnitModel, target: UnitModel, similar_units: bool = False) -> Comparison:
+    return compare_models(source, target, len(source.units) * len(target.units), similar_units)
 
 
 def origin_of_blocks(source: UnitModel, target: UnitModel) -> dict[int, float]:
@@ -219,7 +219,7 @@ def test_p_values_of_independent_models_are_uniform_without_alignment(models):
 def test_the_published_test_alarms_on_independent_seeds(models):
     """Agreement of two matchings, read as a Poisson count, has p < 1e-6 for models of other seeds."""
     first, second = models[MODEL], models[OTHER_SEED]
-    pairs = compared(first, second, likeness=True).pairs
+    pairs = compared(first, second, similar_units=True).pairs
     assert max(pair.similar_share or 0 for pair in pairs) < LARGEST_SHARE_OF_INDEPENDENT
     agreeing = sum(round((pair.similar_share or 0) * 256) for pair in pairs)
     expected = sum(len(pair.match_by_input.source) / 256 for pair in pairs)
@@ -403,7 +403,7 @@ def test_reordered_units_are_alike_and_no_descent(models):
         weights[writing] = weights[writing][order]
     copy = planted(source, weights)
     assert_origins(source, copy, {})
-    for pair in compared(source, copy, likeness=True).pairs:
+    for pair in compared(source, copy, similar_units=True).pairs:
         is_reordered_copy = (pair.similar_share or 0) > LEAST_SHARE_OF_REORDERED_COPY
         assert is_reordered_copy == (pair.source.block == pair.target.block), pair
 

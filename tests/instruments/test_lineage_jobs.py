@@ -43,11 +43,11 @@ def origins(result) -> dict[int, float]:
 
 
 def test_the_command_is_short_for_an_analysis():
-    assert as_analysis(["a", "./b", "likeness=false"], "lineage") == [
+    assert as_analysis(["a", "./b", "similar_units=false"], "lineage") == [
         "measure=lineage",
         "model=a",
         "model@target=./b",
-        "measure.likeness=false",
+        "measure.similar_units=false",
     ]
     with pytest.raises(ConfigError, match="thinkalike lineage A B"):
         as_analysis(["a"], "lineage")
@@ -145,7 +145,7 @@ def test_an_adapter_that_was_trained_comes_from_its_base(tmp_path):
 def test_a_gguf_file_of_four_bits_comes_from_its_folder(llama, tmp_path):
     pytest.importorskip("gguf")
     file = tiny.write_gguf(llama, tmp_path / "tiny.gguf", "Q4_0")
-    assert origins(thinkalike.lineage(llama, file, likeness=False)) == {0: 0, 1: 1}
+    assert origins(thinkalike.lineage(llama, file, similar_units=False)) == {0: 0, 1: 1}
 
 
 def test_models_in_memory_are_those_of_their_folders(llama):
@@ -159,10 +159,10 @@ def test_models_in_memory_are_those_of_their_folders(llama):
     assert list(result.table["in_place"]) == list(stored.table["in_place"])
 
 
-def test_likeness_is_left_out_when_asked(llama, tmp_path):
+def test_similar_units_are_left_out_when_asked(llama, tmp_path):
     other = tiny.write_checkpoint("gpt2", tmp_path / "other", hidden_size=32)
     assert thinkalike.lineage(llama, other).table["similar_units"].notna().any()
-    assert thinkalike.lineage(llama, other, likeness=False).table["similar_units"].isna().all()
+    assert thinkalike.lineage(llama, other, similar_units=False).table["similar_units"].isna().all()
 
 
 def test_experts_are_compared_each_with_each(tmp_path):

@@ -188,7 +188,7 @@ def test_each_expert_of_a_stack_has_a_module_of_its_own_in_the_table():
         tokens = {str(number): number for number in range(64)}
         models.append(UnitModel(name, InMemory(weights), experts, tokens, "embedding", {}, []))
     pairs = itertools.combinations(models, 2)
-    comparisons = [compare_models(source, target, 12, likeness=False, n_head_tests=1) for source, target in pairs]
+    comparisons = [compare_models(source, target, 12, similar_units=False, n_head_tests=1) for source, target in pairs]
 
     table = table_of_merges(comparisons)
     assert list(zip(table["target_module"], table["source"], strict=True)) == [

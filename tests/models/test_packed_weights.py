@@ -224,7 +224,7 @@ def test_a_packed_copy_comes_from_its_origin(name, llama, tmp_path):
     (copy / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
 
     for pair in ((llama, copy), (copy, llama)):
-        origins = thinkalike.lineage(*pair, likeness=False).tables["origins"]
+        origins = thinkalike.lineage(*pair, similar_units=False).tables["origins"]
         assert list(origins["source_layer"]) == [0, 1]
         assert (origins["in_place"] >= 250).all()
         assert (origins["p_corrected"] < 1e-6).all()
