@@ -563,7 +563,8 @@ def test_what_p_permutes_is_said():
     assert 'groups="verb" permutes whole values' in alone
     declared = " ".join(str(thinkalike.mlem(states, stimuli=table, groups="verb", **named)).split())
     assert (
-        "For p, the 20 values of verb are permuted as wholes. tense varies within them: a value takes the" in declared
+        "For p, the 20 values of verb are permuted as wholes. tense varies within them: the stimuli of a value get the"
+        in declared
     )
     assert "is constant for each" not in declared
 
