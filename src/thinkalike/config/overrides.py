@@ -15,6 +15,7 @@ from thinkalike.errors import ConfigError, nearest, short
 DEEPEST_OVERRIDE = 20  # nested brackets; Hydra's reader calls itself a dozen times for each
 OF_HYDRA = re.compile(r"hydra\b")  # the beginning of the keys of Hydra's own settings
 CALL = re.compile(r"[a-z_]+\(.*\)$")  # a value such as choice(a,b)
+BETWEEN_VALUES = ","  # of a sweep
 SWEPT = "hydra.sweeper.params."  # the beginning of the keys of the values that a sweep tries
 
 
@@ -141,31 +142,33 @@ def with_quoted_text(word: str, position: int | None) -> str | None:
     key, equals, value = word.partition("=")
     beginning = len(key + equals)
     end = len(word)
-    is_nested = value.startswith(("[", "{")) or CALL.match(value) is not None
+    separators = _separators_of_entries(value)
     if position is None:
-        if is_nested:
+        if separators != BETWEEN_VALUES:  # which of the entries cannot be read is not known
             return None
     elif position < beginning:
         return None
     else:
-        separators = ","
-        if value.startswith(("[", "{")):
-            separators += "[]{}"
-        if value.startswith("{"):
-            separators += ":"
-        if CALL.match(value):
-            separators += "()"
-        for place, letter in enumerate(word):
-            if letter in separators and beginning <= place < position:
-                beginning = place + 1
-            if letter in separators and place >= position:
-                end = place
-                break
+        ends_before = [word.rfind(letter, beginning, position) + 1 for letter in separators]
+        beginning = max(beginning, *ends_before)
+        starts_after = [word.find(letter, position) for letter in separators]
+        end = min((start for start in starts_after if start >= 0), default=end)
     text = word[beginning:end].strip()
     is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
     if not text or is_quoted:
         return None
     return word[:beginning] + quoted(text) + word[end:]
+
+
+def _separators_of_entries(value: str) -> str:
+    """Return the characters that begin, end and separate the entries of an override's value."""
+    if value.startswith("{"):
+        return BETWEEN_VALUES + "[]{}:"
+    if value.startswith("["):
+        return BETWEEN_VALUES + "[]{}"
+    if CALL.match(value):
+        return BETWEEN_VALUES + "()"
+    return BETWEEN_VALUES
 
 
 # ---- what is refused
