@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import tiny
+from in_memory_weights import InMemory
 from thinkalike.instruments.lineage.comparison import compare_models
 from thinkalike.instruments.lineage.merges import merges_in_words, table_of_merges
 from thinkalike.measures.merges import fit_merge
@@ -161,19 +162,6 @@ def test_a_block_that_is_no_merge_is_not_named_with_those_around_it():
     assert "blocks 3 to 4 are 0.70 a + 0.30 b (" in sentence
     (control,) = merges_in_words(table_of_merged([(layer, "mlp", mean_of_both) for layer in range(5)]))
     assert "blocks 0 to 4 are 0.70 a + 0.30 b (" in control
-
-
-class InMemory:
-    """Weights in a dictionary."""
-
-    def __init__(self, tensors: Weights):
-        self.tensors = tensors
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
-
-    def read(self, name: str) -> Tensor:
-        return self.tensors[name]
 
 
 def test_each_expert_of_a_stack_has_a_module_of_its_own_in_the_table():

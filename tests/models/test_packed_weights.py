@@ -15,6 +15,7 @@ from torch import Tensor
 
 import thinkalike
 import tiny
+from in_memory_weights import InMemory
 from thinkalike.errors import ModelError
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.packed_weights import DecodedWeights, packed_settings
@@ -22,19 +23,6 @@ from thinkalike.models.packed_weights import DecodedWeights, packed_settings
 GROUP = 16
 WRITTEN_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of the columns in a word of AWQ
 Tensors = dict[str, Tensor]
-
-
-class InMemory:
-    """Tensors in a dictionary."""
-
-    def __init__(self, tensors: Tensors):
-        self.tensors = tensors
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
-
-    def read(self, name: str) -> Tensor:
-        return self.tensors[name]
 
 
 def signed(word: int) -> int:
