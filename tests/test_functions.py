@@ -576,20 +576,22 @@ def test_a_model_that_runs_code_of_libraries_alone_is_known_by_it():
 
 @pytest.mark.parametrize(
     "disguise",
-    [
-        put_wrapped_forward_on,
-        put_wrapped_forward_into_class,
-        put_wrapped_hook,
-        replace_function_of_torch,
-        replace_method_of_tensors,
-        replace_compiled_function,
-        put_decorated_hook,
-        put_cached_hook,
-        put_decorated_forward_into_class,
-        put_partial_method_into_class,
-        replace_function_of_torch_by_partial,
-        replace_function_of_torch_by_object,
-    ],
+    every_second(
+        [
+            put_wrapped_forward_on,
+            put_wrapped_forward_into_class,
+            put_wrapped_hook,
+            replace_function_of_torch,
+            replace_method_of_tensors,
+            replace_compiled_function,
+            put_decorated_hook,
+            put_cached_hook,
+            put_decorated_forward_into_class,
+            put_partial_method_into_class,
+            replace_function_of_torch_by_partial,
+            replace_function_of_torch_by_object,
+        ]
+    ),
 )
 def test_whose_code_a_model_runs_is_not_known_by_its_name(disguise, monkeypatch):
     """Results of such a model are computed anew in each call, as its code can read anything."""
@@ -620,7 +622,7 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize(("table", "name", "code"), TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize(("table", "name", "code"), every_second(TABLES.values()), ids=TABLES)
 def test_code_in_a_table_of_a_library_is_known_of_models_in_memory_and_by_name(table, name, code, monkeypatch):
     model = load_model(small_llama(), tiny.tokenizer())
     assert not patched_names(), "control"
@@ -791,16 +793,18 @@ def put_dropout_of_user(model, factor):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        put_hook_of_accelerate,
-        put_hook_among_those_of_accelerate,
-        put_function_into_hook_of_accelerate,
-        put_hook_decorated_by_transformers,
-        put_hook_decorated_by_accelerate,
-        put_forward_into_dropout,
-        put_forward_of_torch_into_dropout,
-        put_dropout_of_user,
-    ],
+    every_second(
+        [
+            put_hook_of_accelerate,
+            put_hook_among_those_of_accelerate,
+            put_function_into_hook_of_accelerate,
+            put_hook_decorated_by_transformers,
+            put_hook_decorated_by_accelerate,
+            put_forward_into_dropout,
+            put_forward_of_torch_into_dropout,
+            put_dropout_of_user,
+        ]
+    ),
 )
 def test_code_that_a_library_wraps_or_holds_tells_two_models_apart(change):
     model, other = small_gpt2(), small_gpt2()
@@ -1080,7 +1084,7 @@ OTHER_LOADS = {
 
 
 @pytest.mark.parametrize("patch", [by_array_of_numpy, when_late, where_a_norm_removes_it])
-@pytest.mark.parametrize(("kind", "settings"), OTHER_LOADS.values(), ids=OTHER_LOADS)
+@pytest.mark.parametrize(("kind", "settings"), every_second(OTHER_LOADS.values()), ids=OTHER_LOADS)
 def test_a_copy_whose_logits_do_not_show_that_it_computes_with_the_original_is_refused(kind, settings, patch):
     config = small_llama().config
     config.pad_token_id = 0

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 import thinkalike as ta
 import tiny
-from conftest import with_slow
 from thinkalike.config import ModelConfig
 from thinkalike.errors import DataError, ModelError, ThinkalikeError
 from thinkalike.models.load import load_model
@@ -80,6 +79,7 @@ def check_same_result(found, expected) -> None:
 # ---- the same values and bits
 
 
+@pytest.mark.ci_slow
 def test_the_models_are_as_similar_as_copies_of_some_bits(of_models):
     """A control: bits that are no end of the scale show that copies decide them."""
     for side in ("source", "target"):
@@ -91,7 +91,8 @@ def test_the_models_are_as_similar_as_copies_of_some_bits(of_models):
 SIDES = [("states-a", "b"), ("a", "states-b"), ("states-a", "states-b")]
 
 
-@pytest.mark.parametrize("sides", with_slow(SIDES, *SIDES[:1]))
+@pytest.mark.ci_slow
+@pytest.mark.parametrize("sides", SIDES)
 def test_the_ruler_on_folders_is_that_on_the_models(root, of_models, sides, caplog):
     settings = dict(RULER)
     if sides[0] == "a":
@@ -114,6 +115,7 @@ def test_the_ruler_on_folders_of_trained_models_is_that_on_the_models(tmp_path):
     assert expected.details["source_equivalent_bits"].between(2.05, 7.95).all(), "control"
 
 
+@pytest.mark.ci_slow
 def test_a_folder_beside_itself_is_a_model_beside_itself(root):
     found = ta.compare(root / "states-a", root / "states-a", **RULER)
     expected = ta.compare(root / "a", root / "a", texts=root / "states-a", **RULER)
