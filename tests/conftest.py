@@ -113,6 +113,16 @@ def every_second(cases):
     return [pytest.param(*each, marks=slow if place % 2 else ()) for place, each in enumerate(values)]
 
 
+def with_ci_slow(cases, *ci_slow):
+    """Return the cases for `parametrize`: all are slow, and those of `ci_slow` run in continuous integration."""
+    values = []
+    for case in cases:
+        mark = pytest.mark.ci_slow if case in ci_slow else pytest.mark.slow
+        arguments = case if isinstance(case, tuple) else (case,)
+        values.append(pytest.param(*arguments, marks=mark))
+    return values
+
+
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="where the measures run: cpu or cuda")
     parser.addoption("--figures", help="a folder into which test_figures.py saves its figures, to look at")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import composed, every_second, untrained
+from conftest import composed, every_second, untrained, with_ci_slow
 from setting_checks import check_refused_before_loading, check_taken_settings_are_in_the_key, numbers, settings
 from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema
 from thinkalike.config.groups import GROUPS
@@ -99,8 +99,7 @@ JOBS = {  # by name: what is fitted or measured
 }
 
 
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", with_ci_slow(JOBS, "linear", "paper", "rank", "loss", "cka", "mlem"))
 def test_a_setting_that_is_taken_is_in_the_key(job):
     check_taken_settings_are_in_the_key(JOBS[job])
 

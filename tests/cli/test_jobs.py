@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from conftest import composed, kill_and_resume, untrained, with_slow
+from conftest import composed, kill_and_resume, untrained, with_ci_slow, with_slow
 from thinkalike.config.values import key_settings
 from thinkalike.instruments.stitching.screen import (
     meaning_of_columns,
@@ -62,8 +62,10 @@ def test_identity_and_other_layers(cli, small_stitching):
     assert not (result.folder / "stitch.safetensors").exists()
 
 
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("kind", ["orthogonal", "least_squares", "procrustes", "reduced_rank", "bias", "low_rank"])
+KINDS = ["orthogonal", "least_squares", "procrustes", "reduced_rank", "bias", "low_rank"]
+
+
+@pytest.mark.parametrize("kind", with_ci_slow(KINDS, "orthogonal", "least_squares", "bias"))
 def test_every_kind_of_stitch_is_reported_beside_its_controls(cli, small_stitching, kind):
     more = ["stitch.controls=true", "layers=[[0,0],[2,3]]", *(["stitch.rank=4"] if "rank" in kind else [])]
     small = small_stitching if kind in ("orthogonal", "low_rank") else untrained(small_stitching)

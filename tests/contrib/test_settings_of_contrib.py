@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import composed, every_second
+from conftest import composed, every_second, with_ci_slow
 from key_checks import NEUTRAL as NEUTRAL_IN_CORE
 from key_checks import check_defaults, key_of_settings, outside_the_key
 from setting_checks import OTHER, check_refused_before_loading, check_taken_settings_are_in_the_key, numbers
@@ -292,8 +292,7 @@ JOBS = {  # by name: what is fitted
 }
 
 
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", with_ci_slow(JOBS, "nli", "sae"))
 def test_a_setting_that_is_taken_is_in_the_key(job):
     check_taken_settings_are_in_the_key(JOBS[job])
 

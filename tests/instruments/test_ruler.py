@@ -2,6 +2,7 @@
 
 import math
 import signal
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ import torch
 from sklearn.linear_model import Ridge
 
 import tiny
-from conftest import composed, with_slow
+from conftest import composed, with_ci_slow, with_slow
 from thinkalike.errors import DataError, ModelError
 from thinkalike.instruments import r2, run_job
 from thinkalike.instruments.layer_pairs.readings import layer_pairs_with_bit_widths
@@ -407,11 +408,11 @@ OF_LAYERS = {
     "words": ["measure=cka", "measure.batches=2", "measure.unit=word", "measure.conditional_on=token"],
     "mutual_knn": ["measure=mutual_knn", "measure.batches=2"],
 }
+PAIRS = list(product(OF_LAYERS, ["copy4", "copy3", "base", "other"]))
+SHOWN = [("cka", "copy4"), ("cka", "other"), ("words", "copy4"), ("mutual_knn", "copy4")]
 
 
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("target", with_slow(["copy4", "copy3", "base", "other"], "copy3", "base"))
-@pytest.mark.parametrize("measure", with_slow(OF_LAYERS, "words", "mutual_knn"))
+@pytest.mark.parametrize(("measure", "target"), with_ci_slow(PAIRS, *SHOWN))
 def test_measures_read_copies_as_they_were_made(read, capsys, measure, target):
     words = [*OF_LAYERS[measure], "measure.tokens_per_batch=512"]
     result = read("base", target, "ruler=bits", measure=words)
