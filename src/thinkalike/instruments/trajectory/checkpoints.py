@@ -161,7 +161,7 @@ def _revision_by_step_in(
             matches[name] = match
     left_out = [name for name in names if name not in matches]  # not chosen, or without a step
     if left_out:
-        _log_once(logging.INFO, f"{model.called}: left out are {listed(left_out)}")
+        _log_first_time(logging.INFO, f"{model.called}: left out are {listed(left_out)}")
 
     name_of_step: dict[int, str] = {}
     first_name = next(iter(matches), "")
@@ -219,14 +219,14 @@ def _warn_of_incomplete_checkpoints(folder: Path, names: Collection[str]) -> Non
         if STEP_IN_NAME.match(path.name) and path.name not in names:
             incomplete.append(path.name)
     if incomplete:
-        _log_once(
+        _log_first_time(
             logging.WARNING,
             f"warning: {folder}: {listed(incomplete)} left out, as no config.json is there",
         )
 
 
 @cache
-def _log_once(level: int, message: str) -> None:
+def _log_first_time(level: int, message: str) -> None:
     """Log a message the first time only, because a job asks for its checkpoints several times."""
     log.log(level, message)
 
