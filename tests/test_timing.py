@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from conftest import composed
@@ -14,6 +15,7 @@ from thinkalike.instruments.diff.instrument import MOST_PARTS_EXCHANGED, RUNS
 from thinkalike.instruments.layer_pairs.forecast import ROUNDED_COPIES
 from thinkalike.job.lookup import instrument_of
 from thinkalike.models import pass_times, shapes
+from thinkalike.models.meta_models import meta_model
 from thinkalike.models.operations import Operations
 from thinkalike.models.shapes import Shape
 
@@ -213,3 +215,17 @@ def test_a_forecast_is_start_loading_passes_and_work(monkeypatch):
     assert loading > 0
     assert work > 0
     assert plan.seconds() == pytest.approx(forecast.START_SECONDS + loading + plan.flops * 1e-9 + work)
+
+
+def test_a_model_without_weights_brings_no_message_of_transformers(monkeypatch, caplog):
+    """Its class of transformers may warn, as that of GPT-2 does of a vocabulary without the usual end of text."""
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    monkeypatch.setattr(transformers.utils.logging._get_library_root_logger(), "propagate", True)  # to caplog
+    transformers.logging.set_verbosity_warning()
+    small = {"n_layer": 1, "n_embd": 16, "n_head": 2}
+    transformers.GPT2Config(vocab_size=299, **small)  # each message comes once
+    assert "within the vocabulary" in caplog.text, "control"
+    caplog.clear()
+    config_json = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 300, **small}
+    assert len(meta_model(config_json).blocks) == 1
+    assert caplog.text == ""

@@ -208,6 +208,21 @@ def test_matrix_of_distances_has_the_same_numbers_at_both_axes():
     assert across == upwards != []
 
 
+def test_a_kind_of_pair_has_one_colour_and_no_two_have_the_same():
+    rows = [(pair, place, 0.1 * place) for pair in ("G into G", "G into H", "H into H") for place in range(3)]
+    table = pd.DataFrame(rows, columns=["pair", "place", "mean"]).assign(column="flips", axis="layer")
+    table = with_ends(table, "mean")
+    null = table.replace({"G into G": "H into H", "G into H": "H into H2", "H into H": "H2 into H2"})
+    with figures.shown_figures() as shown:
+        populations.draw_groups_by_depth({"groups": table, "null": null}, NOWHERE, "6 models in groups of 3 and 3")
+    ((figure, _),) = shown.values()
+    drawn = set()
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        drawn |= {(label, handle.lines[0].get_color()) for handle, label in zip(handles, labels, strict=True)}
+    assert len(drawn) == len({label for label, _ in drawn}) == len({colour for _, colour in drawn}) == 5
+
+
 DRAWING_INTERVALS = [groups, recorded_subjects, probes, steering, directions]
 
 

@@ -27,14 +27,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
 PAIR = "model.path={here}/a target.path={here}/b model.context=32"
-TEXT = "data=text data.files=[{here}/texts/*.txt] data.evaluation_tokens=2048 data.evaluation_share=0.4"
+TEXT = "data=text data.files=[{here}/texts/*.txt] data.evaluation_share=0.4"
+TEXT_OF_LOSSES = f"{TEXT} data.evaluation_tokens=2048"  # measures of layer pairs say how much they read
 SMALL = "stitch.warmup=1 stitch.tokens_per_step=128 trainer.checkpoint_every=2"
 STIMULI = "stimuli.sentences=60 stimuli.sample=80"
 COMMANDS = {
-    "stitching": f"train.py {PAIR} {TEXT} stitch.steps=9 {SMALL}",
-    "closed": f"train.py {PAIR} {TEXT} stitch=least_squares stitch.steps=8 stitch.tokens_per_step=128 "
-    "trainer.checkpoint_every=2 layers=all",
-    "loss": f"analyze.py measure=loss model.path={{here}}/a model.context=32 {TEXT}",
+    "stitching": f"train.py {PAIR} {TEXT_OF_LOSSES} stitch.steps=9 {SMALL}",
+    "closed": f"train.py {PAIR} {TEXT_OF_LOSSES} stitch=least_squares stitch.steps=8 stitch.tokens_per_step=128 "
+    "layers=all",
+    "loss": f"analyze.py measure=loss model.path={{here}}/a model.context=32 {TEXT_OF_LOSSES}",
     "cka": f"analyze.py measure=cka {PAIR} {TEXT} measure.batches=110 measure.tokens_per_batch=32",
     "mutual_knn": f"analyze.py measure=mutual_knn {PAIR} {TEXT} measure.batches=30 measure.tokens_per_batch=64",
     "r2": f"analyze.py measure=r2 {PAIR} {TEXT} measure.words=2048",

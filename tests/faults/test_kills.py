@@ -7,7 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from conftest import composed
 from stores import finish
+from thinkalike.config.compose import keys_of
+from thinkalike.instruments import refuse_unread_settings
 
 KILLS = Path(__file__).with_name("kills.py")
 
@@ -19,6 +22,17 @@ def test_sixty_kills_leave_nothing_wrong():
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
     assert ended.stdout.splitlines()[-1].startswith("60 kills")
     assert " 0 problems" in ended.stdout.splitlines()[-1]
+
+
+def test_each_job_of_the_campaign_reads_all_its_settings(tmp_path):
+    """Otherwise it is refused before the first kill, and only the slow test would say so."""
+    sys.path.insert(0, str(KILLS.parent))
+    import kills
+
+    kills.write_files(tmp_path)
+    for command in kills.COMMANDS.values():
+        script, *words = command.format(here=tmp_path).split()
+        refuse_unread_settings(keys_of(words), composed(*words, entry=script.removesuffix(".py")))
 
 
 def test_the_campaign_sees_other_bytes_and_left_overs(tmp_path):

@@ -90,6 +90,19 @@ def test_names_of_checkpoints_are_ordered_or_refused(names, only, steps, tmp_pat
         assert list(revision_by_step(config, only)) == steps
 
 
+def test_a_pattern_chooses_one_of_several_runs_and_what_is_left_out_is_said_once(tmp_path, caplog):
+    caplog.set_level("INFO")
+    for name in ("stage1-step1000", "stage1-step3000", "stage2-step1000", "final"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    config = ModelConfig(name="local", path=str(tmp_path))
+    for _ in range(2):  # a job asks several times
+        assert list(checkpoints_of(config, TrajectoryConfig(checkpoints="stage1-*"))) == [1000, 3000]
+    assert [record.message for record in caplog.records] == [f"{config.called}: left out are final, stage2-step1000"]
+    with pytest.raises(ConfigError, match="choose 1 checkpoints, and a trajectory needs two; choose more"):
+        checkpoints_of(config, TrajectoryConfig(checkpoints="stage2-*"))
+
+
 def test_a_run_of_one_model_twice_is_said(tmp_path, caplog):
     for step in (1, 2):
         tiny.write_checkpoint("gpt2", tmp_path / "run" / f"step{step}", seed=1)

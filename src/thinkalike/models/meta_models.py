@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from thinkalike.models.families import family_in
+from thinkalike.models.loading_errors import quieten_libraries
 from thinkalike.models.module_facts import longest_row
 from thinkalike.models.survey import without_hooks
 
@@ -35,11 +36,13 @@ class MetaModel(NamedTuple):
 def meta_model(config_json: Mapping[str, object]) -> MetaModel:
     """Build the model that a config.json describes on the meta device, where it has no weights.
 
-    It is in evaluation mode.
+    It is in evaluation mode. The libraries are kept from writing to the screen, which shows the
+    forecast that the model is built for.
 
     Raises:
         Exception: Whatever the libraries raise for settings that they do not know.
     """
+    quieten_libraries()
     if "architecture" in config_json:  # of a small model that is bundled with this package
         return _meta_native(cast(Mapping[str, object], config_json["architecture"]))
     import transformers

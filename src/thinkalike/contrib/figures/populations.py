@@ -16,6 +16,7 @@ from thinkalike.figures.style import (
     COLUMN,
     PAGE,
     canvas,
+    colour_of,
     leave_out,
     line,
     lower_half,
@@ -55,13 +56,16 @@ def draw_groups_by_depth(
     n_across = min(n_panels, MOST_ACROSS if fills_rows else 2)
     n_down = ceil(n_panels / n_across)
     all_rows = pd.concat(list(panels_by_title.values()))
+    # A kind of pair has the same colour in all panels, as they share a legend.
+    pairs = all_rows["pair"].unique()
+    colour_of_pair = {str(pair): colour_of(number) for number, pair in enumerate(pairs)}
     handle_of_label = {}  # for one legend of all panels
     height = 2.3 * n_down + 0.3  # rows of panels, and the legend below them
     with canvas(PAGE, height, n_down, n_across, squeeze=False) as (figure, panels):
         leave_out(panels.flat[n_panels:])
         for axes, (title, table) in zip(panels.flat, panels_by_title.items(), strict=False):
             quantity = str(table["column"].iloc[0])
-            _draw_means_by_depth(axes, table)
+            _draw_means_by_depth(axes, table, colour_of_pair)
             axes.set_ylim(*_value_limits(all_rows[all_rows["column"] == quantity]))
             axes.set(ylabel=LABELS[quantity], title=title)
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -84,7 +88,9 @@ def _value_limits(rows: pd.DataFrame) -> tuple[float, float]:
     return lowest - margin, highest + margin
 
 
-def _draw_means_by_depth(axes: Axes, table: pd.DataFrame) -> None:
+def _draw_means_by_depth(
+    axes: Axes, table: pd.DataFrame, colour_of_pair: Mapping[str, str]
+) -> None:
     """Draw means with error bars against depth, a line for each kind of pair of models.
 
     Args:
@@ -92,10 +98,10 @@ def _draw_means_by_depth(axes: Axes, table: pd.DataFrame) -> None:
         table: A row for each kind of pair and depth, with the columns pair (the kind: the groups
             of the two models), place (the depth), mean, low, high and axis (what the depth is
             called).
+        colour_of_pair: The colour of each kind of pair.
     """
-    for number, (pair, rows) in enumerate(table.groupby("pair", sort=False)):
-        colour = COLOURS[number % len(COLOURS)]
-        line(axes, rows, "mean", ("low", "high"), str(pair), colour, "o-")
+    for pair, rows in table.groupby("pair", sort=False):
+        line(axes, rows, "mean", ("low", "high"), str(pair), colour_of_pair[str(pair)], "o-")
     depths = sorted(table["place"].unique())
     ticks(axes.xaxis, depths, len(depths))
     axes.set_xlabel(str(table["axis"].iloc[0]))

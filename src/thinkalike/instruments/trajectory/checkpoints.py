@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 from thinkalike.advice import named_setting
@@ -73,7 +74,8 @@ def checkpoints_of(model: ModelConfig, measure: TrajectoryConfig) -> Checkpoints
     if model.path and not is_there(model.path):
         folder_of(model)  # raises the error of a folder that is not there
     model = _model_in_folder_of_run(model)
-    revisions = revision_by_step(model, measure.checkpoints)
+    names = _revision_names(model)
+    revisions = _revision_by_step_in(names, model, measure.checkpoints)
     steps = list(revisions)
     if measure.steps != "all":
         steps = sorted(set(measure.steps))
@@ -84,7 +86,8 @@ def checkpoints_of(model: ModelConfig, measure: TrajectoryConfig) -> Checkpoints
                 f"{named_setting('measure.steps', step)}: {model.called} has checkpoints of "
                 f"these steps: {known_steps}"
             )
-    n_all_checkpoints = len(revision_by_step(model))  # whatever the settings choose
+    # whatever the settings choose; different runs in one repository have no common order
+    n_all_checkpoints = sum(STEP_IN_NAME.match(name) is not None for name in names)
     if len(steps) < FEWEST_CHECKPOINTS <= n_all_checkpoints:
         raise ConfigError(
             f"{model.called}: {named_setting('measure.steps')} and "
@@ -130,7 +133,22 @@ def revision_by_step(model: ModelConfig, pattern: str = "*") -> dict[int, str]:
         ConfigError: The order of the revisions is not known: two have the same step, or their
             names differ before the step.
     """
-    names = _revision_names(model)
+    return _revision_by_step_in(_revision_names(model), model, pattern)
+
+
+def _revision_by_step_in(
+    names: Collection[str], model: ModelConfig, pattern: str
+) -> dict[int, str]:
+    """Return those of a model's revisions that `revision_by_step` returns, given all their names.
+
+    Args:
+        names: The names of all revisions.
+        model: The model.
+        pattern: As for `revision_by_step`.
+
+    Raises:
+        ConfigError: As for `revision_by_step`.
+    """
     if pattern in names:
         # A name with brackets, such as `run [a]-step4`, would not match itself as a pattern.
         chosen = [pattern]
@@ -143,7 +161,7 @@ def revision_by_step(model: ModelConfig, pattern: str = "*") -> dict[int, str]:
             matches[name] = match
     left_out = [name for name in names if name not in matches]  # not chosen, or without a step
     if left_out:
-        log.info("%s: left out are %s", model.called, listed(left_out))
+        _log_first_time(logging.INFO, f"{model.called}: left out are {listed(left_out)}")
 
     name_of_step: dict[int, str] = {}
     first_name = next(iter(matches), "")
@@ -201,9 +219,16 @@ def _warn_of_incomplete_checkpoints(folder: Path, names: Collection[str]) -> Non
         if STEP_IN_NAME.match(path.name) and path.name not in names:
             incomplete.append(path.name)
     if incomplete:
-        log.warning(
-            "warning: %s: %s left out, as no config.json is there", folder, listed(incomplete)
+        _log_first_time(
+            logging.WARNING,
+            f"warning: {folder}: {listed(incomplete)} left out, as no config.json is there",
         )
+
+
+@cache
+def _log_first_time(level: int, message: str) -> None:
+    """Log a message the first time only, because a job asks for its checkpoints several times."""
+    log.log(level, message)
 
 
 def _revisions_on_hub(repository: str) -> list[str]:
