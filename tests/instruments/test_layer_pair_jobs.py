@@ -18,6 +18,7 @@ from conftest import ROOT, composed, kill_and_resume, with_slow
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, DataError, PluginError
 from thinkalike.instruments import instrument
+from thinkalike.instruments.cka import CKAConfig
 from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.equal_depth import rows_at_equal_depth, rows_between_models
 from thinkalike.job.lookup import instrument_of
@@ -356,6 +357,19 @@ def test_a_measure_that_pairs_no_rows_has_no_null():
 
 def screen_of(measure):
     return " ".join(str(thinkalike.compare([*ROWS[:2]], [*ROWS[2:]], measure=measure)).split())
+
+
+@pytest.mark.parametrize(
+    ("options", "contrary"),
+    [
+        ({"kernel": "rbf"}, "kernel=.rbf.,"),
+        ({"flatten": "mean"}, "flatten=.mean.,"),
+        ({"flatten": "sample", "kernel": "rbf"}, "kernel=.rbf. and flatten=.sample.,"),
+    ],
+)
+def test_only_the_settings_that_stand_against_a_condition_are_to_be_left_out(options, contrary):
+    with pytest.raises(ConfigError, match=f"by the linear kernel: leave out {contrary} or conditional_on$"):
+        CKAConfig(conditional_on="token", **options)
 
 
 def test_the_screen_says_what_a_value_of_a_users_measure_is():

@@ -395,8 +395,7 @@ def test_nothing_is_left_of_a_feature_whose_levels_are_one_word_each(cli, words,
     found = cli("analyze.py", "measure=mlem", *own, *words[1:], *QUICK)
     table = found.result.details.set_index("feature")
     assert (table.loc["Tense", "importance"] > 0.5).all()
-    assert (table.loc["Tense", "conditional_on_word"] == 0).all()
-    assert table.loc["place", "conditional_on_word"].isna().all()
+    assert "conditional_on_word" not in table, "nothing can be permuted within the words"
     (sentence,) = found.result.provenance["stimuli"]["confounded_with_words"]
     assert "Tense: every level is one word ('is', 'was')" in sentence
     assert "cannot tell it from the word" in sentence
@@ -507,6 +506,49 @@ def test_the_feature_of_the_condition_is_not_said_to_matter_or_not():
     said = " ".join(str(result).split())
     assert "F in 1" in said or "No feature matters beyond chance" in said
     assert "G in" not in said
+
+
+def conditional(nested: str, **settings: object) -> thinkalike.Result:
+    """Return MLEM of two layers given the lemma, with a feature that each lemma decides, as planted, and two others."""
+    random = np.random.default_rng(1)
+    lemma = random.integers(0, 10, 120)
+    number = random.integers(0, 2, 120)
+    states = random.normal(size=(120, 6))
+    states[:, 0] += 4 * (lemma % 2)
+    states[:, 1] += 3 * number
+    table = pd.DataFrame({"text": [f"w{row}" for row in range(120)], "lemma": [f"L{level}" for level in lemma]})
+    table[nested] = lemma % 2
+    table["number"] = number
+    table["case"] = np.where(lemma < 2, random.integers(0, 2, 120), 0)  # varies within two lemmas
+    options = {"references": 0, "alphas": [1.0], "permutations": 2, "conditional_on": "lemma", **settings}
+    layers = {"1": states, "2": random.normal(size=(120, 6)) + 2 * number[:, None]}
+    return thinkalike.mlem(layers, stimuli=table, **options)
+
+
+def test_a_feature_that_the_condition_decides_is_not_said_to_have_no_weight(tmp_path):
+    result = conditional("animate", null=9)
+    rows = result.details.set_index("feature")
+    assert rows.loc[["animate", "lemma"], ["importance", "low", "high", "p", "p_corrected"]].isna().all(axis=None)
+    assert rows.loc[["number", "case"], ["importance", "low", "high", "p", "p_corrected"]].notna().all(axis=None)
+    said = " ".join(str(result).split())
+    assert "animate cannot be told from lemma: it is constant within each level." in said
+    movable = result.provenance["condition"]["movable"]
+    assert 0 < movable["case"] < 40
+    assert f"number in {movable['number']}, case in {movable['case']} of 120 stimuli" in said
+    assert "animate in" not in said
+    assert "animate matters" not in said
+    result.plot()  # leaves it out
+    stored = result.save(tmp_path / "kept")
+    assert stored.details["importance"].isna().sum() == 4
+
+
+def test_a_condition_of_single_stimuli_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr("thinkalike.instruments.mlem.instrument.fit_profiles", lambda *_: pytest.fail("a fit"))
+    states, table = random_stimuli(1, 20)
+    table["time"] = np.arange(len(table)) / 7
+    options = {"references": 0, "alphas": [1.0], "permutations": 1}
+    with pytest.raises(DataError, match=r"conditional_on=.time.: no feature can be permuted.*or leave it out$"):
+        thinkalike.mlem(states, stimuli=table, conditional_on="time", **options)
 
 
 def test_what_was_not_tested_against_chance_is_said_as_that():

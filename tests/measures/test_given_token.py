@@ -226,8 +226,13 @@ def test_what_cannot_be_grouped_is_refused(x, y, tokens, message):
 
 
 def test_options_that_do_not_go_with_groups_are_refused():
-    for options in ({"kernel": "rbf"}, {"flatten": "mean"}):
-        with pytest.raises(ValueError, match="conditional_on=token compares single tokens by kernel=linear"):
+    named = "conditional_on=token compares single tokens by kernel=linear: leave out {}, or conditional_on$"
+    for options, contrary in (
+        ({"kernel": "rbf"}, "kernel=rbf"),
+        ({"flatten": "mean"}, "flatten=mean"),
+        ({"kernel": "rbf", "flatten": "sample", "estimator": "biased"}, "kernel=rbf and flatten=sample"),
+    ):
+        with pytest.raises(ValueError, match=named.format(contrary)):
             CKA(1, 1, conditional_on="token", **options)
     with pytest.raises(ValueError, match="come with conditional_on=token alone, and this is none"):
         CKA(1, 1).update([FINE], [FINE], groups=TOKENS)

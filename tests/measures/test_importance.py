@@ -137,8 +137,93 @@ def test_what_is_shared_with_the_given_feature_does_not_count():
     states[:, :] += 2 * torch.randn(3, 12, dtype=torch.float64)[table[:, 1].long()]
     free = feature_importance(MLEM(alpha=1.0), table, states, **FAST).profile().value[0]
     given = feature_importance(MLEM(alpha=1.0), table, states, conditional_on=0, **FAST).profile().value[0]
-    assert given[0] == 0
+    assert given[0].isnan(), "it is constant within its own levels"
     assert 0 < given[1] < free[1] / 2
+
+
+def nested(kind):
+    """A condition of six levels, a feature that is constant in each held-out level, one that varies, and the groups."""
+    table, states = drawn(120, weights=(1.0, 2.0, 2.0))
+    table[:, 0] = torch.arange(120) % 6
+    groups = None
+    if kind == "constant within each level":
+        table[:, 1] = table[:, 0] % 2
+    elif kind == "missing in some levels":
+        table[:, 1] = torch.where(table[:, 0] < 3, torch.nan, 1.0)
+    elif kind == "a number that a level decides":
+        table[:, 1] = table[:, 0] ** 2 / 7
+    else:
+        assert kind == "varies between folds alone"
+        groups = torch.arange(120) // 40
+        table[:, 1] = (groups + table[:, 0]) % 2
+    return table, states, groups
+
+
+CONSTANT = {
+    "constant within each level": "cannot be told from 0: features 1, which are constant",
+    "missing in some levels": "cannot be told from 0: features 1, which are constant",
+    "a number that a level decides": "cannot be told from 0: features 1, which are constant",
+    "varies between folds alone": "cannot be permuted: features 1, in which no held-out stimuli",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", CONSTANT)
+def test_what_cannot_move_within_levels_has_no_importance(kind):
+    table, states, groups = nested(kind)
+    options = {"groups": groups, "null": 3, "interactions": [(1, 2)], **FAST}
+    with pytest.warns(UserWarning, match=CONSTANT[kind]):
+        given = feature_importance(MLEM(alpha=1.0), table, states, conditional_on=0, **options)
+    assert given.movable.tolist()[:2] == [0, 0]
+    for numbers in (*given.profile(), given.by_fold().mean(-1), given.p_values(), given.p_of_largest()):
+        assert numbers[0, :2].isnan().all()
+    assert given.profile().value[0, 2] > 0
+    assert given.pair_effects().value.isnan().all()
+    assert given.scores.isfinite().all()
+    if groups is None:
+        assert given.p_of_largest()[0, 2] >= given.p_values()[0, 2] > 0
+    free = feature_importance(MLEM(alpha=1.0), table, states, **options)
+    assert free.movable is None
+    assert free.profile().value.isfinite().all()
+
+
+def test_stimuli_that_can_move_are_those_whose_value_some_permutation_changes():
+    table, states = drawn(60)
+    table[:, 0] = torch.arange(60) // 3  # 20 levels of three stimuli, which folds divide
+    table[5, 1] = torch.nan
+    found = feature_importance(MLEM(alpha=1.0), table, states, conditional_on=0, **FAST)
+    fold_of, codes = stimulus_folds(60, 3, 0), table.nan_to_num(9)
+    expected = []
+    for feature in range(4):
+        differs = codes[:, None, feature] != codes[None, :, feature]
+        may_swap = (table[:, None, 0] == table[None, :, 0]) & (fold_of[:, None] == fold_of)
+        expected.append(int((differs & may_swap).any(1).sum()))
+    assert found.movable.tolist() == expected
+    assert 0 < expected[1] < 60, "control: in part"
+
+
+@pytest.mark.parametrize("levels", [np.arange(60) / 7, np.arange(60), np.arange(60) // 2 * 2])
+def test_a_condition_within_which_nothing_moves_is_refused_before_any_fit(levels, monkeypatch):
+    table, states = drawn(60)
+    table[:, 0] = torch.tensor(levels)
+    table[:, 1:] = table[:, 1:][torch.arange(60) // 2]  # the two of a level are alike
+    monkeypatch.setattr(MLEM, "fit_weights", lambda *_: pytest.fail("a fit"))
+    with pytest.raises(ValueError, match=r"^conditional_on=0: no feature varies .* leave out conditional_on$"):
+        feature_importance(MLEM(alpha=1.0), table, states, conditional_on=0, **FAST)
+
+
+def test_p_is_missing_where_no_draw_moves_a_feature():
+    """Whole groups exchange values within levels, and each level has one group."""
+    table, states = drawn(96, weights=(1.0, 2.0))
+    groups = torch.arange(96) // 8
+    table[:, 0] = groups
+    found = feature_importance(MLEM(alpha=1.0), table, states, conditional_on=0, groups=groups, null=3, **FAST)
+    assert found.profile().value[0, 1] > 0
+    assert found.p_values().isnan().all()
+    assert found.p_of_largest().isnan().all()
+    table[:, 0] = groups // 4
+    several = feature_importance(MLEM(alpha=1.0), table, states, conditional_on=0, groups=groups, null=3, **FAST)
+    assert several.p_values()[0, 1] == 0.25, "control: four groups of a level exchange values"
 
 
 def test_p_values_count_what_an_irrelevant_feature_reaches():

@@ -79,7 +79,7 @@ def test_features_are_called_by_name_or_number():
     by_name = feature_importance(model, frame, states, conditional_on="size", interactions=[("word", "plural")], **FEW)
     by_number = feature_importance(model, frame, states, conditional_on=2, interactions=[(0, 1)], **FEW)
     assert by_name.sets == by_number.sets
-    assert torch.equal(by_name.drops, by_number.drops)
+    torch.testing.assert_close(by_name.drops, by_number.drops, rtol=0, atol=0, equal_nan=True)
 
 
 def reference(cells, layers):
@@ -155,6 +155,18 @@ def test_numbers_that_rounding_takes_apart_are_one_level():
     assert tenths["x"].nunique() > 10, "control"
     assert kind_of(tenths["x"]) == "numeric"
     assert (FeatureEncoder.fit(tenths).encode(tenths).difference(0) == 0).sum() == 4 * 9
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("offset", [1.7e9, 1e11, 1.7e12, 1.7e14])
+def test_a_large_number_keeps_its_fraction(offset, sign):
+    """Times in milliseconds are measurements, however many digits they have before the point."""
+    times = sign * (offset + np.arange(40) / 16)
+    assert kind_of(pd.Series(times)) == "continuous"
+    frame = pd.DataFrame({"time": times})
+    values, _ = FeatureColumns.of(frame, "nominal").read(frame)
+    assert values[:, 0].tolist() == times.tolist()
+    assert kind_of(pd.Series(np.round(times))) == "numeric", "control: whole numbers may be codes"
 
 
 def test_an_array_says_less_of_its_columns_than_a_frame():

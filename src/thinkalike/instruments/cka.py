@@ -70,13 +70,15 @@ class CKAConfig(WithNull):
     def __post_init__(self) -> None:
         """Refuse `conditional_on` except for single tokens and the linear kernel."""
         super().__post_init__()
-        compares_tokens_linearly = self.kernel == "linear" and self.flatten == "token"
-        if self.conditional_on != "none" and not compares_tokens_linearly:
+        contrary = []
+        if self.kernel != "linear":
+            contrary.append(named_setting("measure.kernel", self.kernel))
+        if self.flatten != "token":
+            contrary.append(named_setting("measure.flatten", self.flatten))
+        if self.conditional_on != "none" and contrary:
             raise ConfigError(
                 f"{named_setting('measure.conditional_on', self.conditional_on)} compares "
-                "single tokens by the linear kernel: leave out "
-                f"{named_setting('measure.kernel', self.kernel)} and "
-                f"{named_setting('measure.flatten', self.flatten)}, or "
+                f"single tokens by the linear kernel: leave out {' and '.join(contrary)}, or "
                 f"{named_setting('measure.conditional_on')}"
             )
 

@@ -43,7 +43,10 @@ NUMBER_KINDS = ("numeric", "continuous")
 # treebanks have up to 200, and each takes a column, a distance and a permutation
 MOST_FEATURES = 1000
 FEWEST_CONTINUOUS = 10  # different values of a continuous feature
-SIGNIFICANT_DIGITS = 12  # to which fractions are compared, so that 0.1 + 0.2 is 0.3
+# Fractions are compared to so many digits, so that 0.1 + 0.2 is 0.3.
+SIGNIFICANT_DIGITS = 12
+# Of large numbers, such as times in seconds, so many digits after the point count in any case.
+DIGITS_AFTER_POINT = 6
 
 Level = str | bool | int | float
 Kind = str | Sequence[Level]  # "auto", one of KINDS, or the levels of an ordinal feature in order
@@ -645,23 +648,28 @@ def _checked_levels(column: pd.Series, levels: Sequence[Level], label: str) -> t
 
 
 def _rounded_fractions(values: np.ndarray) -> np.ndarray:
-    """Return values with fractions rounded to 12 significant digits, so that 0.1 + 0.2 is 0.3.
+    """Return values with fractions rounded, so that 0.1 + 0.2 is 0.3.
 
-    Whole numbers, infinities and NaN stay as they are.
+    A value keeps `SIGNIFICANT_DIGITS` significant digits or `DIGITS_AFTER_POINT` digits after the
+    point, whichever is more. So a large number keeps its fraction. Whole numbers, infinities and
+    NaN stay as they are.
     """
     rounded = values.copy()
     has_fraction = np.isfinite(values) & (values != np.round(values))
     for row in has_fraction.nonzero()[0]:
+        value = values[row]
+        digits_before_point = math.floor(math.log10(abs(value))) + 1
+        digits = max(SIGNIFICANT_DIGITS, digits_before_point + DIGITS_AFTER_POINT)
         # By way of text, as `np.round` counts digits after the point and not significant ones.
-        rounded[row] = float(f"{values[row]:.{SIGNIFICANT_DIGITS}g}")
+        rounded[row] = float(f"{value:.{digits}g}")
     return rounded
 
 
 def _read_numbers(column: pd.Series, kind: str, label: str) -> Float[Tensor, " n"]:
     """Return a column of numbers in float64, NaN where a value is missing.
 
-    Fractions are rounded to 12 digits unless the kind is "continuous", so that values that differ
-    by rounding count as equal.
+    Fractions are rounded by `_rounded_fractions` unless the kind is "continuous", so that values
+    that differ by rounding count as equal.
 
     Args:
         column: The values, numbers or objects that can be read as numbers.

@@ -216,9 +216,11 @@ class CKA(LayerMeans):
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
         measure = CKAMeasure(estimator, kernel, flatten=flatten)
         if conditional_on == "token" and not measure.compares_within_groups:
+            needed = {"kernel": "linear", "flatten": "token"}
+            wrong = [f"{name}={options[name]}" for name in needed if options[name] != needed[name]]
             raise ValueError(
                 "conditional_on=token compares single tokens by kernel=linear: "
-                f"leave {options} out"
+                f"leave out {' and '.join(wrong)}, or conditional_on"
             )
         super().__init__(
             source_layers,

@@ -108,9 +108,10 @@ def group_tables(
         raise DataError(
             f"{stimuli.source}: the noise ceiling of held-out stimuli: {error}"
         ) from error
+    known_profiles = profiles.dropna(subset="importance")  # others cannot be permuted
     group_scores = _group_means(scores, names, ["layer"], "score")
     return {
-        "group": _group_means(profiles, names, ["layer", "feature"], "importance"),
+        "group": _group_means(known_profiles, names, ["layer", "feature"], "importance"),
         "group_scores": group_scores.join(ceilings),
     }
 

@@ -25,6 +25,7 @@ from thinkalike.measures.kinds import NUMBER_KINDS
 from thinkalike.measures.mlem.encoding_model import FEWEST_PER_FOLD, MLEM
 from thinkalike.measures.mlem.importance import (
     Importance,
+    NothingToPermuteError,
     feature_importance,
     fewest_groups_for_intervals,
 )
@@ -137,6 +138,67 @@ def _check_sentences(measure: MLEMConfig, stimuli: Stimuli) -> None:
         )
 
 
+def check_condition(measure: MLEMConfig, stimuli: Stimuli) -> None:
+    """Check that some feature varies within the levels of `conditional_on`, if this is given.
+
+    Raises:
+        DataError: All are constant within each level, so that nothing can be permuted.
+    """
+    condition = measure.conditional_on
+    if condition is None:
+        return
+    if len(constant_in_levels(condition, stimuli)) == len(stimuli.names):
+        n_levels = stimuli.features[condition].nunique(dropna=False)
+        raise DataError(
+            f"{stimuli.source}: {named_setting('measure.conditional_on', condition)}: no feature "
+            f"can be permuted, as all are constant within each of the {n_levels} levels of "
+            f"{condition} ({len(stimuli)} stimuli); name a feature of fewer levels, or leave it "
+            "out"
+        )
+
+
+def constant_in_levels(condition: str, stimuli: Stimuli) -> list[str]:
+    """Return the features that are constant within each level of a feature, with that feature."""
+    levels, _ = pd.factorize(stimuli.features[condition], use_na_sentinel=False)
+    return stimuli.constant_features(torch.from_numpy(levels))
+
+
+def facts_of_condition(
+    measure: MLEMConfig, stimuli: Stimuli, importance: Importance
+) -> dict[str, object]:
+    """Return what the provenance of a result says of the condition of importances.
+
+    The condition is the feature that `conditional_on` names.
+
+    `feature` is its name. `constant` lists the other features that are constant within each of its
+    levels, `movable` says in how many stimuli a permutation can change each feature, and
+    `untested` lists the features that permutations can change, and no draw of the null does. There
+    are no facts without such a feature.
+
+    Args:
+        measure: The settings of MLEM.
+        stimuli: The stimuli with their features.
+        importance: The importances.
+    """
+    condition = measure.conditional_on
+    if condition is None or importance.movable is None:
+        return {}
+    names = stimuli.names
+    movable = dict(zip(names, importance.movable.tolist(), strict=True))
+    untested = []
+    if importance.null is not None and importance.groups >= FEWEST_GROUPS:
+        is_tested = importance.null.isfinite().all(0).any(0).tolist()  # of each feature
+        for name, has_p in zip(names, is_tested, strict=True):
+            if movable[name] and not has_p:
+                untested.append(name)
+    return {
+        "feature": condition,
+        "constant": [name for name in constant_in_levels(condition, stimuli) if name != condition],
+        "movable": movable,
+        "untested": untested,
+    }
+
+
 def fit_profiles(
     config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
 ) -> tuple[MLEM, Importance]:
@@ -171,17 +233,10 @@ def fit_profiles(
     features = pd.DataFrame(stimuli.codes().table.numpy(), columns=names)
     layers = states_of_all_layers(sides)
     try:
-        with (
-            warnings.catch_warnings(record=True) as caught,
-            naming_rows(stimuli.name_of_row),
-        ):
-            warnings.simplefilter("always")
-            model.fit(features, layers, groups)
-        for warning in caught:
-            log.warning("warning: %s", warning.message)
-        with warnings.catch_warnings():
-            # The fits on folds would give the same warnings again.
+        with warnings.catch_warnings(), naming_rows(stimuli.name_of_row):
+            # The fit to all stimuli gives the same warnings as the fits on folds.
             warnings.simplefilter("ignore")
+            # Before that fit, as it refuses a condition within whose levels nothing varies.
             importance = feature_importance(
                 model,
                 features,
@@ -195,6 +250,14 @@ def fit_profiles(
                 null=measure.null,
                 seed=config.seed,
             )
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            naming_rows(stimuli.name_of_row),
+        ):
+            warnings.simplefilter("always")
+            model.fit(features, layers, groups)
+        for warning in caught:
+            log.warning("warning: %s", warning.message)
     except ValueError as error:
         reason = str(error)
         if "groups" in reason:
@@ -252,9 +315,9 @@ def importance_given_word(
     """Return columns of importance conditional on the word, for features confounded with words.
 
     The model is fitted with the identity of the word as a further feature, and a confounded
-    feature is permuted only among stimuli of the same word. A feature that the word determines has
-    importance 0 with the interval [0, 0], and a feature that is not confounded has NaN.
-    There are no columns if no feature is confounded, or with `recipe=paper`, which permutes pairs.
+    feature is permuted only among stimuli of the same word. A feature that the word determines
+    cannot be permuted so, and has NaN, as has a feature that is not confounded. There are no
+    columns if no feature has an importance, or with `recipe=paper`, which permutes pairs.
 
     Args:
         config: The job.
@@ -262,28 +325,28 @@ def importance_given_word(
         sides: Their states in each model or recording.
     """
     overlaps = stimuli.confounded_with_words()
-    if not overlaps or config.recipe == "paper":
-        return {}
-    n_layers = len(states_of_all_layers(sides))
-    # Axes: (importance and the ends of its interval, layer, feature).
-    values = np.full((len(COLUMNS_GIVEN_WORD), n_layers, len(stimuli.names)), nan)
-    for overlap in overlaps:
-        values[:, :, stimuli.names.index(overlap.feature)] = 0.0
-
     # Features that differ between some stimuli of the same word; the word determines the others.
     varying_features = [overlap.feature for overlap in overlaps if overlap.differing > 0]
-    if varying_features:
-        stimuli_with_words, word_feature = _with_words_as_feature(stimuli)
-        measure = replace(
-            config.measure_as(MLEMConfig), conditional_on=word_feature, null=0, interactions=[]
-        )
-        config_given_word = replace(config, measure=measure)
+    if not varying_features or config.recipe == "paper":
+        return {}
+    stimuli_with_words, word_feature = _with_words_as_feature(stimuli)
+    measure = replace(
+        config.measure_as(MLEMConfig), conditional_on=word_feature, null=0, interactions=[]
+    )
+    config_given_word = replace(config, measure=measure)
+    try:
         _, importance = fit_profiles(config_given_word, stimuli_with_words, sides)
-        profile = importance.profile()
-        fitted = torch.stack([profile.value, profile.low, profile.high])  # (3, layer, feature)
-        for feature in varying_features:
-            index = stimuli.names.index(feature)
-            values[:, :, index] = fitted[:, :, index].numpy()
+    except DataError as error:
+        if not isinstance(error.__cause__, NothingToPermuteError):
+            raise
+        return {}  # held-out stimuli of one word differ in no feature
+    profile = importance.profile()
+    fitted = torch.stack([profile.value, profile.low, profile.high])  # (3, layer, feature)
+    # Axes: (importance and the ends of its interval, layer, feature).
+    values = np.full((len(COLUMNS_GIVEN_WORD), len(profile.value), len(stimuli.names)), nan)
+    for feature in varying_features:
+        index = stimuli.names.index(feature)
+        values[:, :, index] = fitted[:, :, index].numpy()
     columns: Columns = {}
     for name, column in zip(COLUMNS_GIVEN_WORD, values, strict=True):
         columns[name] = column.flatten()  # a value for each layer and feature

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import pandas as pd
 import torch
@@ -22,7 +22,9 @@ from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.mlem.fitting import (
     REFERENCE,
+    check_condition,
     check_features,
+    facts_of_condition,
     fit_profiles,
     importance_given_word,
     sentences_for_folds,
@@ -32,6 +34,7 @@ from thinkalike.instruments.mlem.screen import (
     MEANING_OF_IMPORTANCE,
     MEANING_OF_NO_WEIGHT,
     MEANING_OF_REFERENCE,
+    condition_in_words,
     has_corrected_p,
     has_no_weight,
     permuted_in_words,
@@ -41,6 +44,7 @@ from thinkalike.instruments.mlem.screen import (
 from thinkalike.instruments.mlem.settings import MLEMConfig
 from thinkalike.instruments.mlem.table import (
     BLANK,
+    BLANK_IF_CONDITIONAL,
     interaction_table,
     level_table,
     profile_table,
@@ -69,7 +73,7 @@ from thinkalike.store import Headline, Result
 class FeatureProfiles(
     OfStimuli,
     kind="mlem",
-    version=8,
+    version=9,
     reads=("model", "target", "layers", "measure", "stimuli", "recipe", "seed"),
 ):
     """Finds the feature profiles of all layers of `model`, and of `model@target` if it differs.
@@ -94,8 +98,8 @@ class FeatureProfiles(
         name, and be enough for the folds.
 
         Raises:
-            DataError: The stimuli lack a feature, there are too few, or a feature cannot explain
-                distances.
+            DataError: The stimuli lack a feature, there are too few, a feature cannot explain
+                distances, or no feature varies within the levels of `conditional_on`.
             ConfigError: The null distribution moves whole sentences (or other groups), which folds
                 would divide.
         """
@@ -109,6 +113,7 @@ class FeatureProfiles(
                     f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}"
                 )
         check_features(measure, stimuli, is_folded=config.recipe != "paper")
+        check_condition(measure, stimuli)
 
         has_groups = len(stimuli.groups.unique()) < len(stimuli)
         divides_groups = sentences_for_folds(config, stimuli) is None
@@ -160,6 +165,15 @@ class FeatureProfiles(
             scores["including_massive_activations"] = importance_with_massive.score().value.numpy()
         tables = {"scores": scores, **tables}
         tables |= self.further_tables(config, stimuli, sides, profiles, scores)
+        blank: tuple[str, ...] = BLANK
+        if measure.conditional_on is not None:
+            blank = (*BLANK, *BLANK_IF_CONDITIONAL)
+        facts = stimuli_facts(
+            stimuli, sides[: len(config.subjects)], permutes_features=measure.null > 0
+        )
+        condition = facts_of_condition(measure, stimuli, importance)
+        if condition:
+            facts["condition"] = condition
         return Outcome(
             profiles,
             {"mean_score": float(scores["score"].mean()), "stimuli": float(len(stimuli))},
@@ -171,10 +185,8 @@ class FeatureProfiles(
             },
             {name: table for name, table in tables.items() if len(table)},
             models=[side.origin for side in sides],
-            facts=stimuli_facts(
-                stimuli, sides[: len(config.subjects)], permutes_features=measure.null > 0
-            ),
-            blank=BLANK,
+            facts=facts,
+            blank=blank,
         )
 
     def compare(
@@ -221,6 +233,7 @@ class FeatureProfiles(
         stimuli = f"{result.provenance['stimuli']['count']:,} stimuli"
         subtitle = f"{stimuli}\nbands: 95 % intervals over folds"
         profiles, scores = self.profiles_and_scores_to_show(result)
+        profiles = profiles.dropna(subset="importance")
         figures.profiles(profiles, scores, folder, about=subtitle)
         if "similarity" in result.tables:
             by_title = {"weighted τ of profiles": result.tables["similarity"]}
@@ -251,10 +264,14 @@ class FeatureProfiles(
         stimuli = result.provenance["stimuli"]
         profiles, scores = self.profiles_and_scores_to_show(result)
         # Stimuli that are compared do not differ in the feature that they are conditional on.
-        condition = (result.config.get("measure") or {}).get("conditional_on")
-        profiles = profiles[profiles["feature"] != condition]
+        given_feature = (result.config.get("measure") or {}).get("conditional_on")
+        profiles = profiles[profiles["feature"] != given_feature]
+        profiles = profiles.dropna(subset="importance")  # of features that cannot be permuted
         show_scores(profiles, scores)
-        untested = untested_in_words(result.details, profiles, stimuli)
+        condition = cast("Mapping[str, Any] | None", result.provenance.get("condition"))
+        for sentence in condition_in_words(condition, stimuli["count"]):
+            show_text(sentence)
+        untested = untested_in_words(result.details, profiles, stimuli, condition)
         if untested:
             show_text(untested)
         if has_corrected_p(profiles):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
@@ -318,15 +318,70 @@ def _peak_in_words(peak: pd.Series) -> str:
 
 
 def has_corrected_p(profiles: pd.DataFrame) -> bool:
-    """Return whether all importances have a p-value, corrected for all layers and features.
+    """Return whether importances have a p-value, corrected for all layers and features.
 
     Otherwise the user did not ask for permutations, the sentences are too few to be permuted, or
-    the rows are means over several models, for which no p-values are computed.
+    the rows are means over several models, for which no p-values are computed. Features that no
+    draw of the null changes have no p-value in any row, and do not count.
 
     Args:
         profiles: Rows of the table of profiles.
     """
-    return "p_corrected" in profiles and bool(profiles["p_corrected"].notna().all())
+    if "p_corrected" not in profiles:
+        return False
+    has_p = profiles["p_corrected"].notna()
+    is_of_tested_feature = has_p.groupby(profiles["feature"]).transform("any")
+    return bool(has_p.any() and has_p[is_of_tested_feature].all())
+
+
+def condition_in_words(condition: Mapping[str, Any] | None, n_stimuli: int) -> list[str]:
+    """Return sentences about what cannot be permuted within the levels of a feature.
+
+    Args:
+        condition: What the provenance of a result says of the feature that importance is
+            conditional on; None if it says nothing.
+        n_stimuli: How many stimuli there are.
+    """
+    if condition is None:
+        return []
+    feature = condition["feature"]
+    constant = condition["constant"]
+    varying = {
+        name: count
+        for name, count in condition["movable"].items()
+        if name != feature and name not in constant
+    }
+    alike = [name for name, count in varying.items() if count == 0]
+    in_part = [f"{name} in {count}" for name, count in varying.items() if 0 < count < n_stimuli]
+    sentences = []
+    if constant:
+        sentences.append(
+            f"{listed(constant)} cannot be told from {feature}: {_is_or_are(constant)} constant "
+            "within each level."
+        )
+    if alike:
+        sentences.append(
+            f"{listed(alike)} cannot be permuted: in no fold do held-out stimuli of one level of "
+            f"{feature} differ in {'it' if len(alike) == 1 else 'them'}."
+        )
+    if in_part:
+        sentences.append(
+            f"Within the levels of {feature}, a feature can be permuted only where held-out "
+            f"stimuli differ in it: {listed(in_part)} of {n_stimuli} stimuli. The fewer, the "
+            "smaller its importance."
+        )
+    untested = condition["untested"]
+    if untested:
+        sentences.append(
+            f"Whether {listed(untested)} {'matters' if len(untested) == 1 else 'matter'} beyond "
+            f"chance was not tested: no draw exchanges values within the levels of {feature}."
+        )
+    return sentences
+
+
+def _is_or_are(names: Sequence[str]) -> str:
+    """Return "it is" for one name, and "they are" for several."""
+    return "it is" if len(names) == 1 else "they are"
 
 
 def permuted_in_words(stimuli: Mapping[str, Any]) -> list[str]:
@@ -382,20 +437,27 @@ def _groups_in_words(groups: Mapping[str, Any]) -> str:
 
 
 def untested_in_words(
-    details: pd.DataFrame, shown: pd.DataFrame, stimuli: Mapping[str, Any]
+    details: pd.DataFrame,
+    shown: pd.DataFrame,
+    stimuli: Mapping[str, Any],
+    condition: Mapping[str, Any] | None,
 ) -> str:
     """Return in a sentence what was not tested against the null distribution, and why.
 
-    The sentence is "" if all was tested, or if nobody asked for a null distribution.
+    The sentence is "" if all was tested, if nobody asked for a null distribution, or if
+    `condition_in_words` says why.
 
     Args:
         details: The table of profiles of a result.
         shown: The profiles on the screen, in which the mean of subjects may stand for them.
         stimuli: What the provenance of the result says of its stimuli.
+        condition: What it says of the feature that importance is conditional on, if anything.
     """
     if "p_corrected" not in details or has_corrected_p(shown):
         return ""
     if not has_corrected_p(details):
+        if condition is not None and condition["untested"]:
+            return ""
         groups = stimuli.get("groups")
         unit = "sentences" if groups is None else f"values of {groups['column']}"
         return (
@@ -414,6 +476,7 @@ def _beyond_chance_in_words(profiles: pd.DataFrame) -> str:
     Args:
         profiles: The rows of one model in the table of profiles, with p-values.
     """
+    profiles = profiles.dropna(subset="p_corrected")
     p = profiles["p_corrected"]
     significant = profiles[p <= SIGNIFICANT]
     if significant.empty:

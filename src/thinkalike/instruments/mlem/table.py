@@ -38,6 +38,19 @@ BLANK = (
 )
 """Columns that may have empty cells."""
 
+BLANK_IF_CONDITIONAL = (
+    "importance",
+    "low",
+    "high",
+    "including_massive_activations",
+    "effect",
+    "importances",
+)
+"""Further columns and arrays that may have empty cells if importance is conditional on a feature.
+
+A feature that is constant within each level of that one has no importance.
+"""
+
 
 def profile_table(
     model: MLEM, importance: Importance, stimuli: Stimuli, rows: pd.DataFrame
@@ -107,15 +120,18 @@ def with_share_of_reference(scores: pd.DataFrame) -> pd.DataFrame:
 def similarity_table(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
     """Return a row for every two layers, with weighted Kendall's τ of their importances.
 
-    If a layer does not rank the features, as when all have the same importance, the table is
-    empty, and a warning says why.
+    Features without an importance, because they cannot be permuted, are left out. If a layer does
+    not rank the features, as when all have the same importance, the table is empty, and a warning
+    says why.
 
     Args:
         importance: The importance of each feature in each layer.
         rows: The model and layer of each row of the importances.
     """
+    profiles = importance.profile().value
+    is_known = ~profiles.isnan().any(0)
     try:
-        similarity = weighted_tau(importance.profile().value)
+        similarity = weighted_tau(profiles[:, is_known])
     except ValueError as error:
         log.warning("warning: layers are not compared by their profiles: %s", error)
         return pd.DataFrame()

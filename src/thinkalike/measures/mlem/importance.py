@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import (
@@ -42,6 +42,11 @@ DROP_ROUNDING = 1e-13
 # A feature of groups varies within a fold of two groups: of 8 groups in 5 folds intervals cover
 # 83 %.
 GROUPS_PER_FOLD = 2
+
+
+class NothingToPermuteError(ValueError):
+    """No feature varies within the levels of the feature that importance is conditional on."""
+
 
 # Features that are permuted together.
 FeatureSet = tuple[int, ...]
@@ -88,11 +93,14 @@ class Importance:
     Attributes:
         sets: What is permuted: each of f features, then the requested pairs of features.
         scores: The score, Spearman's ρ, of each layer on each fold.
-        drops: The drop of the score for each of t sets, r times; negative ones are kept.
+        drops: The drop of the score for each of t sets, r times; negative ones are kept. It is NaN
+            for a feature that no permutation can change.
         null: In each of b draws, the importance of each feature after it was made irrelevant; NaN
-            where groups are too few, None if there were no draws.
+            where groups are too few or no draw changes a feature, None if there were no draws.
         groups: How many sentences or the like there are. With fewer than
             `fewest_groups_for_intervals`, all intervals are (-∞, ∞).
+        movable: In how many stimuli a permutation can change each feature, given the feature that
+            importance is conditional on; None without such a condition.
     """
 
     sets: tuple[FeatureSet, ...]
@@ -100,6 +108,7 @@ class Importance:
     drops: Float[Tensor, "l k r t"]
     null: Float[Tensor, "b l f"] | None
     groups: int
+    movable: Int[Tensor, " f"] | None = None
 
     def score(self) -> Estimate:
         """Return the mean ρ of each layer, (l), with its 95 % interval over folds."""
@@ -108,7 +117,9 @@ class Importance:
     def profile(self) -> Estimate:
         """Return the importance of each feature in each layer, (l, f), with its interval.
 
-        It is the mean drop of the score over folds and permutations.
+        It is the mean drop of the score over folds and permutations. It is NaN for a feature that
+        no permutation can change: one that is constant within each level of the feature that
+        importance is conditional on.
         """
         return self._over_folds(self.by_fold())
 
@@ -134,7 +145,7 @@ class Importance:
 
         It is (1 + #{null ≥ importance}) / (1 + #null), with the null draws, the importances of the
         feature in the layer after it was made irrelevant. It is NaN if there were too few groups
-        of stimuli for null draws.
+        of stimuli for null draws, and for a feature that no permutation or no draw changes.
 
         Raises:
             ValueError: There are no null draws; null=199, for instance, asks for 199 of them.
@@ -155,17 +166,19 @@ class Importance:
     def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:
         """Return the mean over the k folds of the last axis, with a 95 % interval.
 
-        It is (-∞, ∞) if there are fewer groups of stimuli than `fewest_groups_for_intervals`.
+        It is (-∞, ∞) if there are fewer groups of stimuli than `fewest_groups_for_intervals`. The
+        mean and the interval are NaN where a value is.
         """
-        estimate = fold_interval(values)
-        if self.groups >= fewest_groups_for_intervals(values.shape[-1]):
-            return estimate
-        return interval_around(estimate.value, torch.inf)
+        is_missing = values.isnan().any(-1)
+        estimate = fold_interval(values.nan_to_num(0.0))
+        if self.groups < fewest_groups_for_intervals(values.shape[-1]):
+            estimate = interval_around(estimate.value, torch.inf)
+        return Estimate(*(part.where(~is_missing, torch.nan) for part in estimate))
 
     def _p_values_against_null(self, *, largest: bool) -> Float[Tensor, "l f"]:
         """Return the p-value (1 + #{null ≥ importance}) / (1 + #null) of each feature and layer.
 
-        It is NaN where the null is, because groups are too few.
+        It is NaN where the null is, because groups are too few or no draw changes the feature.
 
         Args:
             largest: Whether the null is the largest importance of all layers and features in a
@@ -180,15 +193,17 @@ class Importance:
                 "give feature_importance some, as null=199"
             )
         null = self.null  # (draws, l, f)
+        is_untested = null.isnan().any(0)
         if largest:
-            null = null.amax((1, 2), keepdim=True).expand_as(null)
+            tested = null.where(~is_untested, -torch.inf)
+            null = tested.amax((1, 2), keepdim=True).expand_as(null)
         drops = self.drops.mean((1, 2))  # over folds and permutations, (l, sets of features)
         feature_count = null.shape[-1]
         importance = drops[:, :feature_count]  # single features are the first sets
         # A null draw that is below the importance by rounding alone reaches it as well.
         reaching = (null >= importance - DROP_ROUNDING).sum(0)
         p = (1 + reaching) / (1 + len(null))
-        return p.where(~null.isnan().any(0), torch.nan)
+        return p.where(~is_untested, torch.nan)
 
     def _drops_by_fold(self, sets: Sequence[FeatureSet]) -> Float[Tensor, "l t k"]:
         """Return how much the score drops when a set of features is permuted, in each fold.
@@ -250,7 +265,10 @@ def feature_importance(
         folds: How many folds there are.
         permutations: How often features are permuted in each fold.
         conditional_on: A feature, by number or name, within whose levels the values move: variance
-            shared with it does not count, and its own importance is 0.
+            shared with it does not count. What is constant within each level cannot move, as this
+            feature itself. So its importance is unknown, NaN, and a warning names it. If a feature
+            varies within some levels only, `Importance.movable` says in how many stimuli it can
+            move; the fewer, the smaller its importance.
         interactions: Pairs (a, b) of features that are also permuted together, see
             `Importance.pair_effects`.
         null: The number of draws in which each feature is made irrelevant: its values move between
@@ -259,6 +277,7 @@ def feature_importance(
         seed: The seed of folds, permutations and draws.
 
     Raises:
+        NothingToPermuteError: No feature varies within the levels of `conditional_on`.
         ValueError: The data do not fit together, or a feature is unknown.
 
     >>> features, states = np.array([[0, 0], [0, 1], [1, 0], [1, 1]] * 9), torch.randn(36, 3)
@@ -280,9 +299,14 @@ def feature_importance(
                 "conditional_on needs recipe='stimuli'"
             )
         strata = table.values[:, given_feature].nan_to_num(torch.inf)
+    fold_of = model.folds_of(table.stimulus_pairs, folds, seed, table.groups).to(strata.device)
+    movable = None
+    if conditional_on is not None:
+        movable = _movable_stimuli(table.values, strata, fold_of)
+        _check_what_moves(movable, table, strata, given_feature)
     generator = seeded(seed)
     held_out_folds: Iterable[_HeldOutFold] = _held_out_folds(
-        model, table, folds, permutations, strata, generator, seed
+        model, table, fold_of, permutations, strata, generator
     )
     if null:  # the ranks of held-out pairs are used many times
         held_out_folds = [_with_inner_folds_in_memory(fold) for fold in held_out_folds]
@@ -298,6 +322,8 @@ def feature_importance(
     feature_correlations(first_fit, [table.columns.label(feature) for feature in range(f)])
     all_scores = torch.stack(scores_of_folds, 1)  # (l, k)
     all_drops = torch.stack(drops_of_folds, 1)  # (l, k, r, t)
+    if movable is not None:
+        all_drops[..., :f] = all_drops[..., :f].where(movable.to(all_drops.device) > 0, torch.nan)
     constant = (all_scores == 0).any(1).nonzero().flatten().tolist()
     if constant:
         plural = "s" if len(constant) > 1 else ""
@@ -327,6 +353,8 @@ def feature_importance(
         moves_by_text = is_constant_in_texts & ~_is_constant_in_each(group_of, table.values)
     if null:
         draws = torch.full((null, len(all_scores), f), torch.nan, dtype=all_scores.dtype)
+        codes = table.values.nan_to_num(torch.inf)  # missing values are one value
+        is_changed = torch.zeros(f, dtype=torch.bool)  # by a draw
         if group_count >= FEWEST_GROUPS:
             for number in counted(range(null), "null"):
                 order = regrouped(strata, group_of, generator)
@@ -334,18 +362,95 @@ def feature_importance(
                 if text_of is not None and moves_by_text.any():
                     order_by_text = regrouped(strata, text_of, generator)
                 for feature in range(f):
+                    if movable is not None and movable[feature] == 0:
+                        continue
                     order_of_feature = order_by_text if moves_by_text[feature] else order
+                    codes_of_feature = codes[:, feature]
+                    if not torch.equal(codes_of_feature[order_of_feature], codes_of_feature):
+                        is_changed[feature] = True
                     importance = _importance_of_exchanged_feature(
                         model, table, held_out_folds, feature, order_of_feature
                     )
                     draws[number, :, feature] = importance
-    return Importance(sets, all_scores, all_drops, draws, group_count)
+        if movable is not None:
+            draws[:, :, ~is_changed] = torch.nan
+    return Importance(sets, all_scores, all_drops, draws, group_count, movable)
+
+
+def _movable_stimuli(
+    values: Float[Tensor, "n f"], strata: Float[Tensor, " n"], fold_of: Int[Tensor, " n"]
+) -> Int[Tensor, " f"]:
+    """Return in how many stimuli a permutation of held-out stimuli can change each feature.
+
+    A stimulus takes the value of one of the same stratum and fold, so these have to differ.
+    """
+    _, stratum = strata.unique(return_inverse=True)
+    cells = stratum * (int(fold_of.max()) + 1) + fold_of
+    return _differs_in_each(cells, values).sum(0)
+
+
+def _check_what_moves(
+    movable: Int[Tensor, " f"],
+    table: StimulusTable,
+    strata: Float[Tensor, " n"],
+    given_feature: int,
+) -> None:
+    """Warn of features that no permutation within strata can change.
+
+    Args:
+        movable: In how many stimuli each feature can change.
+        table: The data.
+        strata: The level of the feature that importance is conditional on, of each stimulus.
+        given_feature: The index of that feature, which is constant in each level itself.
+
+    Raises:
+        NothingToPermuteError: No feature can change.
+    """
+    given = table.columns.label(given_feature)
+    if not movable.any():
+        level_count = len(strata.unique())
+        raise NothingToPermuteError(
+            f"conditional_on={given}: no feature varies between held-out stimuli of one level of "
+            f"{given} ({level_count} levels of {len(strata)} stimuli), so that none can be "
+            "permuted; name a feature of fewer levels, or leave out conditional_on"
+        )
+    is_constant = _is_constant_in_each(strata, table.values)
+    constant: list[str] = []
+    varying_between_folds: list[str] = []
+    for feature in (movable == 0).nonzero().flatten().tolist():
+        if feature == given_feature:
+            continue
+        labels = constant if is_constant[feature] else varying_between_folds
+        labels.append(table.columns.label(feature))
+    if constant:
+        warnings.warn(
+            f"cannot be told from {given}: features {', '.join(constant)}, which are constant "
+            "within each level: their importance is missing",
+            stacklevel=3,
+        )
+    if varying_between_folds:
+        warnings.warn(
+            f"cannot be permuted: features {', '.join(varying_between_folds)}, in which no "
+            f"held-out stimuli of one level of {given} differ in any fold: their importance is "
+            "missing",
+            stacklevel=3,
+        )
 
 
 def _is_constant_in_each(
-    groups: Int[Tensor, " n"], values: Float[Tensor, "n f"]
+    groups: Shaped[Tensor, " n"], values: Float[Tensor, "n f"]
 ) -> Bool[Tensor, " f"]:
     """Return for each feature whether all stimuli of one group have the same value.
+
+    Missing values count as one value.
+    """
+    return ~_differs_in_each(groups, values).any(0)
+
+
+def _differs_in_each(
+    groups: Shaped[Tensor, " n"], values: Float[Tensor, "n f"]
+) -> Bool[Tensor, "n f"]:
+    """Return for each stimulus and feature whether the stimuli of its group differ in the feature.
 
     Missing values count as one value.
     """
@@ -353,8 +458,11 @@ def _is_constant_in_each(
         groups.cpu().numpy(), return_index=True, return_inverse=True
     )
     numbers = values.cpu().nan_to_num(torch.inf)
-    first_in_its_group = torch.from_numpy(first_of_group[group_of])  # for each stimulus
-    return (numbers == numbers[first_in_its_group]).all(0)
+    differs_from_first = numbers != numbers[torch.from_numpy(first_of_group[group_of])]
+    group_numbers = torch.from_numpy(group_of)
+    differing = torch.zeros(len(first_of_group), values.shape[1], dtype=torch.int64)
+    differing.index_add_(0, group_numbers, differs_from_first.long())
+    return differing[group_numbers] > 0
 
 
 def _with_inner_folds_in_memory(fold: _HeldOutFold) -> _HeldOutFold:
@@ -438,11 +546,10 @@ def _pairs_of_features(interactions: object, columns: FeatureColumns) -> list[Fe
 def _held_out_folds(
     model: MLEM,
     table: StimulusTable,
-    folds: int,
+    fold_of: Int[Tensor, " units"],
     permutations: int,
     strata: Tensor,
     generator: torch.Generator,
-    seed: int,
 ) -> Iterator[_HeldOutFold]:
     """Yield the folds of the cross-validation, with the orders in which test stimuli are permuted.
 
@@ -451,14 +558,12 @@ def _held_out_folds(
     Args:
         model: The parameters of the fits.
         table: The data.
-        folds: How many folds there are.
+        fold_of: The fold of each stimulus, or pair.
         permutations: How often the test stimuli, or pairs, of each fold are permuted.
         strata: The stratum of each stimulus, within which values move; unused for folds of pairs.
         generator: Draws the permutations.
-        seed: The seed of the folds.
     """
     pairs = table.stimulus_pairs
-    fold_of = model.folds_of(pairs, folds, seed, table.groups).to(strata.device)
     for train_units, test_units in splits(fold_of):  # stimuli, or pairs
         train = pairs.subset(train_units)
         test = pairs.subset(test_units)
