@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
@@ -143,12 +144,43 @@ def test_a_name_with_brackets_is_a_file_that_is_there(name, tmp_path, config):
 
 
 CHATS = "<|user|>\na\n<|bot|>\nb\n<|eot_id|>\n<|user|>\nc\n<|bot|>\nd"
+TURNS = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n"
+
+
+def turn(speaker: str, text: str) -> str:
+    """A turn of a chat of Llama 3."""
+    return f"<|start_header_id|>{speaker}<|end_header_id|>\n\n{text}<|eot_id|>"
+
+
 MARKED = {  # a text file, and its documents
     "a line": ("one\n<|endoftext|>\ntwo\n\nmore\n<|endoftext|>\n", ["one", "two\n\nmore"]),
     "Windows": ("one\r\n</s>\r\ntwo\r\n</s>\r\n", ["one", "two"]),
     "attached": ("The end.<|end_of_text|>Once<|end_of_text|>\n", ["The end.", "Once"]),
     "both ends": ("<|bos|>\none\n<|eos|>\n<|bos|>\ntwo\n<|eos|>", ["one", "two"]),
     "of chats": (CHATS, ["<|user|>\na\n<|bot|>\nb", "<|user|>\nc\n<|bot|>\nd"]),
+    "pairs attached": ("<|startoftext|>one<|endoftext|>\n<|startoftext|>two<|endoftext|>\n", ["one", "two"]),
+    "pairs without lines": ("<|begin_of_text|>one<|end_of_text|><|begin_of_text|>two<|end_of_text|>", ["one", "two"]),
+    "wide pairs": (2 * "<｜begin▁of▁sentence｜>a b.<｜end▁of▁sentence｜>", ["a b.", "a b."]),
+    "begun attached, ended by a line": (2 * "<|bos|>a b\n<|eos|>\n", ["a b", "a b"]),
+    "a blank between": ("<|bos|>one<|eos|> <|bos|>two<|eos|>", ["one", "two"]),
+    "before text": ("<|endoftext|>one. <|endoftext|>two.", ["one. ", "two."]),
+    "titles": (
+        "".join(f"<|bos|>A title {number}\na b<|eos|>\n" for number in range(2)),
+        ["A title 0\na b", "A title 1\na b"],
+    ),
+    "beside a mention": ("one<|endoftext|>two <|pad|> fills<|endoftext|>", ["one", "two <|pad|> fills"]),
+    "lines beside a mention": ("one\n<|story|>\ntwo <|pad|> fills\n<|story|>\n", ["one", "two <|pad|> fills"]),
+    "bare beside a mention": ("one\n</s>\nor <|endoftext|> too\n</s>\n", ["one", "or <|endoftext|> too"]),
+    "a chat of Llama 3": (
+        2 * f"<|begin_of_text|>{turn('user', 'a')}{turn('assistant', 'b')}",
+        2 * [turn("user", "a") + turn("assistant", "b")],
+    ),
+    "single turns of Llama 3": (
+        2 * f"<|begin_of_text|>{turn('user', 'a b')}",
+        2 * [turn("user", "a b").removesuffix("<|eot_id|>")],
+    ),
+    "chats with an end": (2 * (TURNS + "<|endoftext|>\n"), 2 * [TURNS.strip("\n")]),
+    "chats with an attached end": (2 * (TURNS.strip("\n") + "<|endoftext|>"), 2 * [TURNS.strip("\n")]),
     "wide": ("一\n<｜end▁of▁sentence｜>\n二", ["一", "二"]),
     "brackets": ("one\n[SEP]\ntwo\n[SEP]\n", ["one", "two"]),
 }
@@ -158,7 +190,30 @@ ORDINARY = {
     "Markdown": "Write `</s>`:\n```\n</s>\n```\nand\n</s>\n",
     "lines of tags": "one\n<br>\ntwo\n<br>\nthree",
     "sections": "[start]\na=1\n[end]\nb=2\n[rest]\nc=3\n[end]\n",
-    "turns": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n",
+    "turns": TURNS,
+    "turns of Phi": "<|user|>\na<|end|>\n<|assistant|>\nb<|end|>\n<|user|>\nc<|end|>\n<|assistant|>\nd<|end|>\n",
+    "turns that end as texts do": 2
+    * "<|start_of_role|>user<|end_of_role|>a<|end_of_text|>\n<|start_of_role|>bot<|end_of_role|>b<|end_of_text|>\n",
+    "three speakers": 2
+    * "<|start|>system<|message|>a<|end|><|start|>user<|message|>b<|end|><|start|>assistant<|message|>c<|return|>",
+    "about several marks": "Use <|bos|>, <|eos|> and <|pad|>.\nThe mark <|eos|> ends a text, or <|eot_id|> does.\n",
+    "code": 'a = "<|bos|>" + x\nb = f"<|bos|>{x}<|eos|>"\nif t == "<|im_start|>user": pass\n',
+    "mostly mentioned": 9 * "The mark <|eos|> ends it. " + "a<|eos|>b<|eos|>c, and <|bos|>",
+    "bare and attached": "one</s>two</s>three",
+    "at the ends of lines": "one two <|eos|>\nthree four <|eos|>\n",
+}
+UNCLEAR = {  # a text file, its number of documents, and the marks that a warning names
+    "turns": (TURNS, 1, "<|im_start|> (2), <|im_end|> (2)"),
+    "bare and attached": (ORDINARY["bare and attached"], 1, "</s> (2)"),
+    "at the ends of lines": (ORDINARY["at the ends of lines"], 1, "<|eos|> (2)"),
+    "unnamed": ("a\n<|story|>\nb\n<|title|>\nc\n<|story|>\nd\n<|title|>\ne", 1, "<|story|> (2), <|title|> (2)"),
+    "one text shows an end": ("<|endoftext|>".join(["a"] * 9 + ["b<|eot_id|>c<|eot_id|>"]), 10, "<|eot_id|> (2)"),
+    "one text shows a line": ("<|endoftext|>".join(["a"] * 9 + ["b\n<|im_end|>\nc"]), 10, "<|im_end|> (1)"),
+    "many marks": (
+        "".join(f"a\n<|m{number % 6}|>\n" for number in range(12)),
+        1,
+        "<|m0|> (2), <|m1|> (2), <|m2|> (2), <|m3|> (2) and 2 more",
+    ),
 }
 
 
@@ -173,7 +228,32 @@ def test_a_text_file_is_divided_at_its_marks(name, tmp_path, config, caplog):
 
 @pytest.mark.parametrize("name", ORDINARY)
 def test_ordinary_text_is_not_divided(name):
-    assert divide_at_marks(ORDINARY[name]) == ([ORDINARY[name]], [])
+    assert divide_at_marks(ORDINARY[name])[:2] == ([ORDINARY[name]], [])
+
+
+@pytest.mark.parametrize("name", UNCLEAR)
+def test_a_warning_names_marks_at_which_a_text_file_is_not_divided(name, tmp_path, config, caplog):
+    text, count, names = UNCLEAR[name]
+    (tmp_path / "all.txt").write_text(text)
+    with caplog.at_level("WARNING"):
+        assert len(list(documents_of(config(tmp_path / "all.txt")))) == count
+    assert f"although it also has {names}" in caplog.text
+    assert "a line of a .jsonl file" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["about several marks", "code", "about the mark", "HTML", "Markdown", "sections"])
+def test_a_text_about_marks_has_no_warning(name):
+    assert not divide_at_marks(ORDINARY[name]).unused_marks
+
+
+def test_a_mark_in_one_document_does_not_divide_a_file():
+    """The rarest mark divided, even if a single document showed it."""
+    documents = [f"Story {number}." for number in range(100)]
+    for shown in (TURNS, "foo<|eot_id|> bar<|eot_id|> x", "see\n```\n<|im_end|>\n```\nx", "a<|bos|>b<|bos|>c"):
+        documents[50] = shown.strip("\n")
+        assert divide_at_marks("<|endoftext|>".join(documents)).documents == documents
+    shelves = "<|end_of_shelf|>".join(["<|end_of_book|>".join(["a", "b", "c"])] * 9)
+    assert len(divide_at_marks(shelves).documents) == 9, "control: a rare mark all through the file"
 
 
 def test_files_are_read_in_order_and_globs_sorted(tmp_path, config):
@@ -753,8 +833,44 @@ def test_a_pointer_of_git_lfs_is_no_text(name, config, tmp_path):
 def test_utf_16_without_a_mark_is_refused(encoding, name, text, tmp_path, config):
     """Read as UTF-8, it has NUL between its letters."""
     (tmp_path / name).write_bytes(text.encode(encoding))
-    with pytest.raises(DataError, match=rf"cannot read .*{name}: it has characters NUL.*save it as UTF-8"):
+    with pytest.raises(
+        DataError, match=rf"cannot read .*{name}: it has characters NUL, as UTF-(16|32).*: iconv -f UTF-"
+    ):
         list(documents_of(config(tmp_path / name)))
+
+
+ENCODINGS = {  # and what is said of a file in them
+    "utf-16": "it is in UTF-16 and not UTF-8; convert it: iconv -f UTF-16 -t UTF-8 {} > NEW_FILE",
+    "utf-32": "it is in UTF-32 and not UTF-8; convert it: iconv -f UTF-32 ",
+    "utf-16-le": "it seems to be in UTF-16LE and not UTF-8; convert it: iconv -f UTF-16LE ",
+    "utf-16-be": "it seems to be in UTF-16BE and not UTF-8; convert it: iconv -f UTF-16BE ",
+    "latin-1": "byte 0xe9 is not UTF-8; if the file is in Windows-1252 or Latin-1, convert it: iconv -f WINDOWS-1252 ",
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "a b.txt"])
+def test_a_text_in_another_encoding_names_the_command_that_converts_it(encoding, name, tmp_path, config):
+    path = tmp_path / name
+    path.write_bytes('{"text": "café"}\n'.encode(encoding))
+    with pytest.raises(DataError) as caught:
+        list(documents_of(config(path)))
+    assert f"cannot read {path}: {ENCODINGS[encoding].format(shlex.quote(str(path)))}" in str(caught.value)
+
+
+def test_a_compressed_file_under_another_name_is_no_text(tmp_path, config):
+    (tmp_path / "x.txt").write_bytes(gzip.compress(b"a text"))
+    with pytest.raises(DataError, match="it is no plain text, but perhaps compressed"):
+        list(documents_of(config(tmp_path / "x.txt")))
+
+
+@pytest.mark.parametrize("ends", ["[]", ('{"x":', "}")])
+def test_a_line_that_nests_too_deeply_is_named(ends, tmp_path, config):
+    opening, closing = ends
+    nested = opening * 100_000 + ("1" if closing == "}" else "") + closing * 100_000
+    (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n{"text": "a", "more": ' + nested + "}\n")
+    with pytest.raises(DataError, match=r"x\.jsonl line 2 has lists or objects inside of each other too many times"):
+        list(documents_of(config(tmp_path / "x.jsonl")))
 
 
 def test_a_few_characters_nul_are_text(tmp_path, config):

@@ -586,7 +586,7 @@ def test_cells_say_numbers_levels_or_nothing(tmp_path):
         ("text,f\na,1\nb,2\n", {"kinds": {"f": ["1", "2", "1"]}}, "kinds.f=.* different levels in order"),
         ("text,f\na,1\nb,2\n", {"columns": "text"}, "columns='text' must give the column of each role"),
         ("text,f\na,1\nb,2\n", {"features": "f"}, "features='f' must be a list of names"),
-        ("t\0e\0x\0t\0,\0f\0\n\0a\0,\x001\0\n\0", {}, "as UTF-16 read as UTF-8; save it as UTF-8"),
+        ("t\0e\0x\0t\0,\0f\0\n\0a\0,\x001\0\n\0", {}, "as UTF-16LE read as UTF-8; convert it: iconv -f UTF-16LE"),
     ],
 )
 def test_a_table_that_is_wrong_is_refused(text, options, message, tmp_path):

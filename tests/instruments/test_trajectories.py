@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from scipy import integrate, optimize, stats
 
+import thinkalike
 import tiny
 from conftest import kill_and_resume
 from thinkalike.config import ModelConfig
@@ -43,6 +44,19 @@ def text(text_files, tmp_path_factory):
 
 
 # ---- checkpoints
+
+
+def test_a_model_in_memory_has_no_checkpoints(tmp_path, checkpoints):
+    """The hub was asked for the repository "None", and an error said that it does not answer."""
+    from transformers import AutoModelForCausalLM
+
+    tiny.write_mini(tmp_path / "mini")
+    model = load_model(tmp_path / "mini")
+    module = AutoModelForCausalLM.from_pretrained(checkpoints["gpt2"])
+    with pytest.raises(ConfigError, match="mini is a model in memory, which has no checkpoints: give the name or"):
+        thinkalike.trajectory(model)
+    with pytest.raises(ConfigError, match="which has no checkpoints"):
+        thinkalike.trajectory(load_model(module, tiny.tokenizer(), name="live"))
 
 
 def test_trainer_checkpoints_sort_as_numbers(tmp_path):

@@ -528,3 +528,15 @@ def test_logits_are_not_what_comes_first_in_an_output():
     tokens = torch.arange(20)[None]
     with torch.no_grad():
         torch.testing.assert_close(model.full(tokens), module(tokens).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
+@pytest.mark.parametrize("layers", [{torch.nn.Linear}, {"gpt_neox.layers.1.mlp.dense_h_to_4h"}])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_weights_that_torch_has_packed_are_refused_with_the_remedy(dtype, layers, checkpoints):
+    from transformers import AutoModelForCausalLM
+
+    module = AutoModelForCausalLM.from_pretrained(checkpoints["gpt_neox"])
+    packed = torch.ao.quantization.quantize_dynamic(module, layers, dtype=dtype)
+    with pytest.raises(ModelError, match=r"_packed_params\S* of GPTNeoXForCausalLM is a \w+ and not a tensor.*before"):
+        load_model(packed, tiny.tokenizer())

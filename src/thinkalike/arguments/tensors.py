@@ -291,6 +291,8 @@ def refuse_masked(value: object, name: str, depth: int = 0) -> None:
 
 
 def _refuse_missing(missing: np.ndarray, name: str) -> None:
+    if missing.ndim == 0 and missing:  # it has no rows, one of which could be left out
+        raise ValueError(f"{name} is a single missing value, such as None or NaN: {REAL_NUMBERS}")
     if missing.any():
         indices = ", ".join(str(index) for index in np.argwhere(missing)[0].tolist())
         raise ValueError(f"{name} lacks a value at [{indices}]: leave its row out, or fill it in")

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from thinkalike.advice import named_setting
 from thinkalike.config import DataConfig
 from thinkalike.config.in_memory import TextInMemory
-from thinkalike.data.marks import divide_at_marks
+from thinkalike.data.marks import DividedText, divide_at_marks
 from thinkalike.data.sources import (
     Record,
     commit_of,
@@ -61,7 +61,7 @@ SPLIT_VERSION = 2
 PIECES_VERSION = 1
 """Raised where a change cuts documents elsewhere."""
 
-USER_TEXT_VERSION = 1
+USER_TEXT_VERSION = 2
 """Raised where a change divides users' files elsewhere, or moves documents of users or the hub."""
 
 FEWEST_WHOLE_DOCUMENTS = 200
@@ -81,6 +81,9 @@ FEWEST_BYTES = 1000
 
 DEFAULT_GRAMMAR_SENTENCES = 60_000
 """How many sentences the text of the grammar is chosen from if `data.sentences` is not set."""
+
+MOST_NAMED_MARKS = 4
+"""How many marks a warning names."""
 
 GROUP_TYPES = (str, int, float, bool, datetime.date, decimal.Decimal)
 """The types of values that can name a group of documents."""
@@ -555,6 +558,8 @@ def _texts_of_file(path: Path, field: str, group: str | None) -> Iterator[tuple[
                 marks = " and ".join(divided.marks)
                 count = len(divided.documents)
                 _log_once(f"{path}: {count:,} documents, divided at {marks}")
+            if divided.unused_marks:
+                _log_once(_warning_of_unused_marks(path, divided), logging.WARNING)
             for text in divided.documents:
                 yield text, {}
         elif name.endswith(".parquet"):
@@ -566,10 +571,27 @@ def _texts_of_file(path: Path, field: str, group: str | None) -> Iterator[tuple[
                 yield _text_of(record, field, line), record
 
 
+def _warning_of_unused_marks(path: Path, divided: DividedText) -> str:
+    """Return a sentence that names marks of a file at which it was not divided, and the remedy.
+
+    The most frequent ones are named, with how often they occur.
+    """
+    by_count = sorted(divided.unused_marks.items(), key=lambda item: -item[1])
+    names = ", ".join(f"{mark} ({count:,})" for mark, count in by_count[:MOST_NAMED_MARKS])
+    if len(by_count) > MOST_NAMED_MARKS:
+        names += f" and {len(by_count) - MOST_NAMED_MARKS:,} more"
+    is_divided = "was divided at other marks only" if divided.marks else "counts as one document"
+    return (
+        f"{path} {is_divided}, although it also has {names}: if these separate "
+        "documents, write each document in a line of a .jsonl file, or put <|endoftext|> alone on "
+        "a line between two documents and remove these marks"
+    )
+
+
 @cache
-def _log_once(message: str) -> None:
+def _log_once(message: str, level: int = logging.INFO) -> None:
     """Log a message the first time only, because a job reads documents several times."""
-    log.info(message)
+    log.log(level, message)
 
 
 def _text_of(record: Record, field: str, location: str) -> str:

@@ -5,10 +5,12 @@ Errors name the file or the data set.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -36,8 +38,22 @@ MOST_EXPANSION = 200
 ALWAYS_EXPANDED = 2**26
 """The bytes that every compressed file may expand to, as a small file may repeat one sentence."""
 
+ENCODING_BY_MARK = {  # those of UTF-16 begin those of UTF-32, so that they come later
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""The encodings that begin with a byte-order mark, by this mark."""
+
+CONTROL_BYTE = re.compile(rb"[\x00-\x08\x0e-\x1f]")
+"""A byte that text in no usual encoding of one byte for each character has."""
+
 MOST_NUL = 0.25
 """How much of a text may be the character NUL: UTF-16 has it after each letter of English."""
+
+MOST_NUL_IN_UTF16 = 0.6
+"""More of a text is NUL only in UTF-32."""
 
 BUFFER_BYTES = 2**20
 """The bytes of a compressed file that are expanded at once."""
@@ -89,8 +105,65 @@ def errors_name_file(path: Path) -> Iterator[None]:
         yield
     except DataError:
         raise
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read {path}: {_reason_of_encoding(error, path)}") from error
     except Exception as error:
         raise DataError(f"cannot read {path}: {reason_in_words(error)}") from error
+
+
+def _reason_of_encoding(error: UnicodeDecodeError, path: Path) -> str:
+    """Return why a file is not UTF-8 in one line, with the command that converts it.
+
+    UTF-16 and UTF-32 are known by their byte-order mark. Other text that is not UTF-8 usually has
+    one byte for each character, and which encoding it is cannot be seen.
+
+    Args:
+        error: The error of decoding, with the bytes that were decoded.
+        path: The file.
+    """
+    content = error.object
+    for byte_order_mark, encoding in ENCODING_BY_MARK.items():
+        if error.start == 0 and content.startswith(byte_order_mark):
+            return f"it is in {encoding} and not UTF-8; {_how_to_convert(path, encoding)}"
+    unmarked = _encoding_with_nul(content[0::2].count(0), content[1::2].count(0), len(content))
+    if unmarked:
+        return f"it seems to be in {unmarked} and not UTF-8; {_how_to_convert(path, unmarked)}"
+    wrong_byte = f"byte 0x{content[error.start]:02x} is not UTF-8"
+    if CONTROL_BYTE.search(content):
+        return (
+            f"{wrong_byte}, and there are control characters: it is no plain text, but perhaps "
+            "compressed or of another format; its name must have the ending of its format"
+        )
+    return (
+        f"{wrong_byte}; if the file is in Windows-1252 or Latin-1, "
+        f"{_how_to_convert(path, 'WINDOWS-1252')}, or else name its encoding there"
+    )
+
+
+def _encoding_with_nul(even: int, odd: int, length: int) -> str | None:
+    """Return the encoding that a content with many characters NUL has; None: there are few.
+
+    Half of English in UTF-16 is NUL, and three quarters in UTF-32.
+
+    Args:
+        even, odd: How many NUL are at even and odd places of the content, counted from 0.
+        length: The length of the content.
+    """
+    if not length or even + odd < MOST_NUL * length:
+        return None
+    if even + odd > MOST_NUL_IN_UTF16 * length:
+        return "UTF-32"
+    return "UTF-16LE" if odd > even else "UTF-16BE"
+
+
+def _how_to_convert(path: Path, encoding: str) -> str:
+    """Return the command that converts a file to UTF-8."""
+    reading = f"iconv -f {encoding} -t UTF-8"
+    expanding = {".gz": "gzip -dc", ".zst": "zstd -dc"}.get(path.suffix.lower())
+    name = shlex.quote(str(path))
+    if expanding:
+        return f"convert it: {expanding} {name} | {reading} > NEW_FILE"
+    return f"convert it: {reading} {name} > NEW_FILE"
 
 
 def whole_text(path: Path) -> str:
@@ -106,18 +179,20 @@ def whole_text(path: Path) -> str:
             f"{MOST_TEXT_BYTES:,}; divide it into several files"
         )
     text = path.read_text(encoding="utf-8-sig")
-    _check_encoding(text, path)
+    check_encoding(text, path)
     return text
 
 
-def _check_encoding(text: str, path: Path) -> None:
+def check_encoding(text: str, path: Path) -> None:
     """Raise a DataError if a text seems to be UTF-16 or UTF-32 that was read as UTF-8.
 
     Decoding raises no error then, but a quarter of the characters or more are NUL.
     """
-    if text and text.count("\0") >= MOST_NUL * len(text):
+    encoding = _encoding_with_nul(text[0::2].count("\0"), text[1::2].count("\0"), len(text))
+    if encoding:
         raise DataError(
-            f"cannot read {path}: it has characters NUL, as UTF-16 read as UTF-8; save it as UTF-8"
+            f"cannot read {path}: it has characters NUL, as {encoding} read as UTF-8; "
+            f"{_how_to_convert(path, encoding)}"
         )
 
 
@@ -198,7 +273,7 @@ def _lines_of(path: Path) -> Iterator[str]:
                     f"{path} line {number} has more than {LONGEST_LINE:,} characters; write each "
                     "document in a line of its own"
                 )
-            _check_encoding(line, path)
+            check_encoding(line, path)
             yield line
 
 
@@ -220,6 +295,11 @@ def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
             record = json.loads(line, object_pairs_hook=with_unique_names)
         except ValueError as error:
             raise DataError(f"{location} is not a JSON object ({error})") from None
+        except RecursionError:
+            raise DataError(
+                f"{location} has lists or objects inside of each other too many times to be read; "
+                "leave out the field that has them"
+            ) from None
         if not isinstance(record, dict):  # dict() would read a list of pairs as a record
             type_name = type(record).__name__
             raise DataError(f"{location} is not a JSON object, but a {type_name}; write {{...}}")

@@ -24,7 +24,7 @@ from thinkalike.config import StimuliConfig
 from thinkalike.config.in_memory import TableInMemory, TableWithDigest
 from thinkalike.config.values import as_settings
 from thinkalike.data.conllu import read_conllu
-from thinkalike.data.sources import read_by_ending, whole_characters
+from thinkalike.data.sources import check_encoding, read_by_ending, whole_characters
 from thinkalike.data.stimuli import (
     Kind,
     Kinds,
@@ -432,11 +432,9 @@ def _read_separated(path: Path) -> pd.DataFrame:
     separator = SEPARATORS[path.suffix.lower()]
     with path.open(encoding="utf-8-sig", newline="") as file:
         heading = file.readline()
-        if "\0" in heading:  # every second byte of English in UTF-16
-            raise DataError(
-                f"cannot read {path}: it has characters NUL, as UTF-16 read as UTF-8; save it as "
-                "UTF-8"
-            )
+        check_encoding(heading, path)
+        if "\0" in heading:
+            raise DataError(f"cannot read {path}: its heading has characters NUL; remove them")
         has_initial_spaces = any(name.startswith(" ") for name in heading.split(separator)[1:])
         file.seek(0)
         with _unlimited_cells():

@@ -321,8 +321,19 @@ def tensors_of(module: nn.Module, in_order: bool = False) -> Iterator[tuple[str,
     Args:
         module: A model, or a part of one.
         in_order: Whether to sort by name. Otherwise the order is that of `state_dict()`.
+
+    Raises:
+        ModelError: Something among the weights is no tensor, as in layers whose weights
+            `torch.ao.quantization` has packed.
     """
     state = module.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise ModelError(
+                f"{name} of {type(module).__name__} is a {type(value).__name__} and not a tensor, "
+                "as where torch.ao.quantization packs weights, so that its weights cannot be "
+                "read: give the model as it was before quantize_dynamic or convert"
+            )
     names = sorted(state) if in_order else list(state)
     if getattr(module, "hf_device_map", None) is None:  # accelerate has not spread the model
         for name in names:

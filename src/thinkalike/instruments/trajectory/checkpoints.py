@@ -197,7 +197,16 @@ def _revision_names(model: ModelConfig) -> Sequence[str]:
 
     For a folder, these are the folders in it that hold checkpoints. For a model of the hub, they
     are its branches and tags.
+
+    Raises:
+        ConfigError: The model is in memory, so that it has a single state.
+        ModelError: The revisions cannot be read.
     """
+    if model.is_in_memory:
+        raise ConfigError(
+            f"{model.called} is a model in memory, which has no checkpoints: give the name or the "
+            "folder of its training run, whose branches or folders are the checkpoints"
+        )
     folder = named_folder(replace(model, revision=None))
     with explaining_loading_errors(model):
         if folder:
