@@ -21,7 +21,14 @@ from typing import Literal, Protocol, get_type_hints, overload, runtime_checkabl
 import yaml
 
 from thinkalike.advice import named_setting
-from thinkalike.catalogue import MEASURES, TASKS, conf_folders, instrument, measure_entry
+from thinkalike.catalogue import (
+    CONF_FOLDERS,
+    MEASURES,
+    TASKS,
+    conf_folders,
+    instrument,
+    measure_entry,
+)
 from thinkalike.config import parts
 from thinkalike.config.jobs import AnalyzeConfig, JobConfig, TrainConfig
 from thinkalike.config.parts import (
@@ -153,12 +160,23 @@ def option(group: str, name: str) -> Settings:
 # ---- files of options
 
 
-def option_folders() -> list[Path]:
+@cache
+def option_folders() -> tuple[Path, ...]:
     """Return the folders of groups of this package, and then of installed packages.
 
-    The first folder that has an option counts.
+    Raises:
+        PluginError: An installed package has a file of another one's name, which nobody would
+            read.
     """
-    return [CONF, *conf_folders().values()]
+    first_folder: dict[Path, Path] = {}
+    for name, folder in {"": CONF, **conf_folders()}.items():
+        for file in folder.rglob("*.yaml"):
+            first = first_folder.setdefault(file.relative_to(folder), folder)
+            if first != folder:
+                raise CONF_FOLDERS[name].refused(
+                    f"has {file}, which is never read, as {first} has a file of that name, too"
+                )
+    return (CONF, *conf_folders().values())
 
 
 @cache

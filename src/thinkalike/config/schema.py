@@ -298,10 +298,13 @@ def _with_additions(part: str) -> type[Checked]:
 
     Each addition is a subclass of the schema of the part.
     """
-    additions = []
+    additions: list[type[Checked]] = []
     for place in catalogue.ADDED_SETTINGS[part]:
         addition = place.load()
-        assert isinstance(addition, type)
+        is_schema = isinstance(addition, type) and issubclass(addition, Checked)
+        if not is_schema or addition.part != part:
+            raise place.refused(f"is {short(addition)}, and no subclass of the schema of {part}")
+        _check_addition(place, addition, additions)
         additions.append(addition)
 
     schema = additions[0].__base__
@@ -311,6 +314,28 @@ def _with_additions(part: str) -> type[Checked]:
     combined = type(schema.__name__, bases, content)
     assert issubclass(combined, Checked)
     return dataclasses.dataclass(combined)
+
+
+def _check_addition(
+    place: catalogue.ObjectReference, addition: type[Checked], earlier: Sequence[type[Checked]]
+) -> None:
+    """Check that a class adds settings to the schema of a part, and replaces none.
+
+    Args:
+        place: Which entry point of an installed package names the class.
+        addition: The class.
+        earlier: The classes of other packages that add settings to the same part.
+
+    Raises:
+        PluginError: It replaces one; or it is no dataclass, whose settings would not count.
+    """
+    if "__dataclass_fields__" not in vars(addition):
+        raise place.refused(f"is {addition.__name__}, which is no dataclass; decorate it")
+    own_names: Collection[str] = vars(addition).get("__annotations__", {})
+    for schema in (*earlier, *addition.__mro__[1:]):
+        for name in own_names:
+            if name in getattr(schema, "__dataclass_fields__", {}):
+                raise place.refused(f"has the setting {name}, which {addition.part} has already")
 
 
 def once_for_each_schema(
