@@ -27,17 +27,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
 PAIR = "model.path={here}/a target.path={here}/b model.context=32"
-TEXT = "data=text data.files=[{here}/texts/*.txt] data.evaluation_tokens=2048 data.evaluation_share=0.4"
+FILES = "data=text data.files=[{here}/texts/*.txt]"
+TEXT = f"{FILES} data.evaluation_tokens=2048 data.evaluation_share=0.4"
 SMALL = "stitch.warmup=1 stitch.tokens_per_step=128 trainer.checkpoint_every=2"
 STIMULI = "stimuli.sentences=60 stimuli.sample=80"
 COMMANDS = {
     "stitching": f"train.py {PAIR} {TEXT} stitch.steps=9 {SMALL}",
-    "closed": f"train.py {PAIR} {TEXT} stitch=least_squares stitch.steps=8 stitch.tokens_per_step=128 "
-    "trainer.checkpoint_every=2 layers=all",
+    "closed": f"train.py {PAIR} {TEXT} stitch=least_squares stitch.steps=8 stitch.tokens_per_step=128 layers=all",
     "loss": f"analyze.py measure=loss model.path={{here}}/a model.context=32 {TEXT}",
-    "cka": f"analyze.py measure=cka {PAIR} {TEXT} measure.batches=110 measure.tokens_per_batch=32",
-    "mutual_knn": f"analyze.py measure=mutual_knn {PAIR} {TEXT} measure.batches=30 measure.tokens_per_batch=64",
-    "r2": f"analyze.py measure=r2 {PAIR} {TEXT} measure.words=2048",
+    "cka": f"analyze.py measure=cka {PAIR} {FILES} measure.batches=110 measure.tokens_per_batch=32",
+    "mutual_knn": f"analyze.py measure=mutual_knn {PAIR} {FILES} measure.batches=30 measure.tokens_per_batch=64",
+    "r2": f"analyze.py measure=r2 {PAIR} {FILES} measure.words=2048",
     "mlem": f"analyze.py measure=mlem model=gpt2-mini {STIMULI}",
     "rsa": f"analyze.py measure=rsa model=gpt2-mini {STIMULI}",
 }
@@ -62,6 +62,14 @@ def write_files(here: Path) -> None:
     (here / "texts").mkdir()
     for number in range(40):
         (here / "texts" / f"{number}.txt").write_text(tiny.document(number))
+
+
+def words_of(kind: str, here: Path, store: Path) -> list[str]:
+    """Return the command line of a job of a kind, which begins with its script."""
+    words = [*COMMANDS[kind].format(here=here).split(), f"store={store}"]
+    if words[0] == "train.py":
+        words.append("logger=csv")
+    return words
 
 
 def run(kind: str, here: Path, place: Path, *, at: int = 0, after: float = 0.0) -> tuple[int, str, int]:
@@ -93,14 +101,13 @@ def _be_the_job(kind: str, here: Path, place: Path, at: int, after: float, count
         os.dup2(handle, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         os.environ["THINKALIKE_CACHE"] = str(place / "cache")
-        words = COMMANDS[kind].format(here=here).split()
-        sys.argv = [*words, f"store={place}/store", "logger=csv"][: len(words) + 1 + (words[0] == "train.py")]
+        sys.argv = words_of(kind, here, place / "store")
         os.chdir(here)
         count = _watch(place, at)
         if after:
             threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
         try:
-            importlib.import_module(words[0].removesuffix(".py")).main()
+            importlib.import_module(sys.argv[0].removesuffix(".py")).main()
             status = 0
         except SystemExit as end:
             status = int(end.code or 0)
