@@ -77,14 +77,16 @@ def test_an_entry_point_may_name_an_object_inside_a_class(install):
 def test_a_name_of_this_package_is_not_replaced(install, point):
     install("first", point, MEASURE)
     kind = point.partition(" ")[0].partition(".")[2]
-    with pytest.raises(PluginError, match=rf"named {kind}: those of thinkalike and of \w+\.{kind} of the package first;"):
+    with pytest.raises(
+        PluginError, match=rf"named {kind}: those of thinkalike and of \w+\.{kind} of the package first;"
+    ):
         instrument_of(kind)
     assert instrument_of("r2").kind == "r2", "other measures can be used"
 
 
 def test_a_task_of_this_package_is_not_replaced(install):
     install("first", "task.stitch = MODULE:Mine", MEASURE)
-    with pytest.raises(PluginError, match="named stitch: those of thinkalike and of task.stitch of the package first"):
+    with pytest.raises(PluginError, match=r"named stitch: those of thinkalike and of task.stitch of the package first"):
         catalogue.instrument(catalogue.TASKS["stitch"])
 
 
@@ -92,7 +94,9 @@ def test_a_task_of_this_package_is_not_replaced(install):
 def test_no_package_replaces_the_measure_of_another(install, kind):
     install("first", "layer_measure.mine = MODULE:Mine", MEASURE)
     install("second", f"{kind}.mine = MODULE:Mine", MEASURE)
-    with pytest.raises(PluginError, match=r"named mine: .*package first and of .*package second; .*uninstall") as raised:
+    with pytest.raises(
+        PluginError, match=r"named mine: .*package first and of .*package second; .*uninstall"
+    ) as raised:
         instrument_of("mine")
     assert str(raised.value).endswith(("first or second", "second or first"))
     assert instrument_of("r2").kind == "r2"
@@ -107,7 +111,7 @@ def test_no_package_replaces_settings_folders_or_experiments_of_another(install,
         catalogue.conf_folders,
         lambda: catalogue.experiment_named("x"),
     ):
-        with pytest.raises(PluginError, match="of the package first and of .* of the package second; rename"):
+        with pytest.raises(PluginError, match=r"of the package first and of .* of the package second; rename"):
             load()
 
 
@@ -192,7 +196,9 @@ def test_two_packages_add_settings_of_different_names(install):
     install("second", "settings.model.b = MODULE:S", code.replace("AGE", "height"))
     assert {"AGE", "height"} <= {*schema._with_additions.__wrapped__("model").__dataclass_fields__}
     install("third", "settings.model.c = MODULE:S", code)
-    with pytest.raises(PluginError, match=r"settings.model.c of the package third has the setting AGE, which model has"):
+    with pytest.raises(
+        PluginError, match=r"settings.model.c of the package third has the setting AGE, which model has"
+    ):
         schema._with_additions.__wrapped__("model")
 
 
