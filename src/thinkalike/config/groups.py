@@ -84,11 +84,11 @@ OPTIONAL_DEFAULT = re.compile(r"optional /(?P<group>[\w-]+)@_here_")
 POWER_OF_TEN = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")
 
 
-class _Loader(YAML_LOADER):  # type: ignore[misc]
+class OptionLoader(YAML_LOADER):  # type: ignore[misc]
     """Reads files of options with the numbers that Hydra knows."""
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", POWER_OF_TEN, [*"-+0123456789"])
+OptionLoader.add_implicit_resolver("tag:yaml.org,2002:float", POWER_OF_TEN, [*"-+0123456789"])
 
 
 # ---- who knows the options
@@ -220,7 +220,7 @@ def _read_option(group: str, name: str) -> Settings:
     for folder in option_folders():
         file = folder / group / f"{name}.yaml"
         if file.is_file():
-            settings: Settings | None = yaml.load(file.read_bytes(), Loader=_Loader)
+            settings: Settings | None = yaml.load(file.read_bytes(), Loader=OptionLoader)
             return settings or {}
     raise ConfigError(f"{group}={short(name)} has no file")
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -67,6 +68,22 @@ def _on_this_machine(path: str) -> str:
     if "\0" in path:  # the operating system refuses it, wherever a path is used first
         raise ValueError("must be a path, which has no character NUL")
     return os.path.expanduser(path)
+
+
+def of_form(pattern: str, form: str) -> AfterValidator:
+    """Return what checks that a text has a form.
+
+    Args:
+        pattern: The regular expression of the whole text.
+        form: The form in words with examples, as a message says it: it "must be" that.
+    """
+
+    def checked(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise ValueError(f"must be {form}")
+        return text
+
+    return AfterValidator(checked)
 
 
 FilePath = Annotated[str, AfterValidator(_on_this_machine)]
