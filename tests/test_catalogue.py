@@ -47,10 +47,10 @@ def install(tmp_path, monkeypatch):
         write_package(tmp_path, name, points, code)
         packages = (CORE, catalogue._of_installed_packages())
         monkeypatch.setattr(catalogue, "PACKAGES", packages)
-        monkeypatch.setattr(catalogue, "TASKS", catalogue._by_kind(e for p in packages for e in p.tasks))
-        monkeypatch.setattr(catalogue, "MEASURES", catalogue._by_kind(e for p in packages for e in p.measures))
+        monkeypatch.setattr(catalogue, "TASKS", catalogue._kinds_named_once(e for p in packages for e in p.tasks))
+        monkeypatch.setattr(catalogue, "MEASURES", catalogue._kinds_named_once(e for p in packages for e in p.measures))
         monkeypatch.setattr(catalogue, "ADDED_SETTINGS", catalogue._schemas_by_part(packages))
-        folders = catalogue._by_name(item for p in packages for item in p.conf.items())
+        folders = catalogue._named_once(item for p in packages for item in p.conf.items())
         monkeypatch.setattr(catalogue, "CONF_FOLDERS", folders)
 
     return installed

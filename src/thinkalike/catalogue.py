@@ -82,9 +82,9 @@ def _of_installed_packages() -> Registered:
         tasks=tuple(entries["task"]),
         measures=tuple(entries["measure"]),
         subjects=tuple(entries["subjects"]),
-        settings=_by_name(settings),
-        conf=_by_name(folders),
-        experiment=_by_name(experiments).get("experiment"),
+        settings=_named_once(settings),
+        conf=_named_once(folders),
+        experiment=_named_once(experiments).get("experiment"),
     )
 
 
@@ -125,7 +125,7 @@ def _entry_of(
     )
 
 
-def _by_name(references: Iterable[tuple[str, AnyReference]]) -> dict[str, AnyReference]:
+def _named_once(references: Iterable[tuple[str, AnyReference]]) -> dict[str, AnyReference]:
     """Return references by their names, in alphabetical order.
 
     What two have named alike is refused when it is used, as nothing says which of them is meant.
@@ -152,9 +152,9 @@ def _why_ambiguous(name: str, references: Sequence[ObjectReference]) -> str:
     )
 
 
-def _by_kind(entries: Iterable[KindEntry]) -> dict[str, KindEntry]:
+def _kinds_named_once(entries: Iterable[KindEntry]) -> dict[str, KindEntry]:
     """Return entries by their names on the command line, in alphabetical order."""
-    return _by_name((entry.kind, entry) for entry in entries)
+    return _named_once((entry.kind, entry) for entry in entries)
 
 
 def _former_columns_by_kind(packages: Iterable[Registered]) -> dict[str, FormerColumns]:
@@ -178,11 +178,11 @@ def _schemas_by_part(packages: Iterable[Registered]) -> dict[str, list[ObjectRef
 
 
 PACKAGES = (CORE, studies(), _of_installed_packages())
-TASKS = _by_kind(entry for package in PACKAGES for entry in package.tasks)
-MEASURES = _by_kind(entry for package in PACKAGES for entry in package.measures)
-SUBJECTS = _by_kind(entry for package in PACKAGES for entry in package.subjects)
+TASKS = _kinds_named_once(entry for package in PACKAGES for entry in package.tasks)
+MEASURES = _kinds_named_once(entry for package in PACKAGES for entry in package.measures)
+SUBJECTS = _kinds_named_once(entry for package in PACKAGES for entry in package.subjects)
 ADDED_SETTINGS = _schemas_by_part(PACKAGES)
-CONF_FOLDERS = _by_name(item for package in PACKAGES for item in package.conf.items())
+CONF_FOLDERS = _named_once(item for package in PACKAGES for item in package.conf.items())
 FORMER_COLUMNS: Mapping[str, FormerColumns] = _former_columns_by_kind(PACKAGES)
 
 

@@ -318,9 +318,11 @@ def _with_additions(part: str) -> type[Checked]:
     additions: list[type[Checked]] = []
     for place in catalogue.ADDED_SETTINGS[part]:
         addition = place.load()
-        is_schema = isinstance(addition, type) and issubclass(addition, Checked)
-        if not is_schema or addition.part != part:
-            raise place.refused(f"is {short(addition)}, and no subclass of the schema of {part}")
+        wrong = place.refused(f"is {short(addition)}, and no subclass of the schema of {part}")
+        if not (isinstance(addition, type) and issubclass(addition, Checked)):
+            raise wrong
+        if addition.part != part:
+            raise wrong
         _check_addition(place, addition, additions)
         additions.append(addition)
 
