@@ -307,7 +307,13 @@ def test_a_function_takes_a_budget(slow, caplog):
     [
         (lambda: thinkalike.lineage("bert-mini", "bert-mini-nli", budget="5min"), '^budget="5min" chooses layers'),
         (lambda: thinkalike.compare(np.eye(9), np.eye(9), budget="5min"), '^budget="5min" chooses layers'),
-        (lambda: thinkalike.loss("gelu-3l-mini", budget="5"), '^budget="5" must'),
+        (
+            lambda: thinkalike.loss("gelu-3l-mini", budget="5"),
+            '^budget="5" must be a time such as 90s, 10min or 2h',
+        ),
+        (lambda: thinkalike.loss("gelu-3l-mini", budget="0s"), '^budget="0s" must be a time such as 90s'),
+        (lambda: thinkalike.loss("gelu-3l-mini", budget="5 min"), '^budget="5 min" must be a time such as 90s'),
+        (lambda: thinkalike.loss("gelu-3l-mini", budget="5min\n"), "must be a time such as 90s"),
     ],
 )
 def test_a_function_without_a_choice_takes_no_budget(slow, call, said):

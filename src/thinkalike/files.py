@@ -44,6 +44,18 @@ class ForeignFileError(ValueError):
     """A file cannot be read, or should not be; the message says why."""
 
 
+def absolute(path: Path) -> Path:
+    """Return the absolute path of a file or a folder, whether it exists or not.
+
+    Raises:
+        ConfigError: The path is relative, and the working folder was deleted.
+    """
+    try:
+        return path.absolute()
+    except FileNotFoundError as error:
+        raise ConfigError("the working folder was deleted; cd to one that exists") from error
+
+
 def is_there(path: str | os.PathLike[str]) -> bool:
     """Return whether a file or a folder exists; a name that no file can have names nothing.
 

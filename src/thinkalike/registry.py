@@ -8,32 +8,103 @@ Other packages have such rows as entry points, see `thinkalike.catalogue`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
+from operator import attrgetter
 
+from thinkalike.errors import PluginError, ThinkalikeError, one_line
 from thinkalike.former_columns import FormerColumns
 
 
 @dataclass(frozen=True)
 class ObjectReference:
-    """Names an object of a module, which is imported when it is first used."""
+    """Names an object of a module, which is imported when it is first used.
+
+    Attributes:
+        module, name: The module, and the object in it, such as Mine or Outer.Mine.
+        origin: What a message calls the entry point of an installed package that names the object,
+            such as "measure.mine of the package mine"; "" for an object of this package.
+        package: The installed package of the entry point.
+        base: The class that the object is a subclass of; None where that is not checked.
+        refusal: Why the object is not loaded; "" for most.
+    """
 
     module: str
     name: str
+    origin: str = field(default="", kw_only=True)
+    package: str = field(default="", kw_only=True)
+    base: ObjectReference | None = field(default=None, kw_only=True)
+    refusal: str = field(default="", kw_only=True)
 
     def load(self) -> object:
-        """Import the module, and return the object."""
-        value: object = getattr(import_module(self.module), self.name)
+        """Import the module, and return the object.
+
+        Raises:
+            PluginError: The object is that of an installed package, and cannot be imported, or is
+                not what its entry point declares.
+        """
+        if self.refusal:
+            raise PluginError(self.refusal)
+        with self._naming_package():
+            value: object = attrgetter(self.name)(import_module(self.module))
+        if self.base is not None:
+            base = self.base.load()
+            assert isinstance(base, type)
+            if not (isinstance(value, type) and issubclass(value, base)):
+                raise self.refused(f"is {_described(value)}, and no subclass of {base.__name__}")
         return value
 
     def call(self, *arguments: object) -> object:
-        """Import the module, and return what the class or function of this name gives."""
+        """Import the module, and return what the class or function of this name gives.
+
+        Raises:
+            PluginError: As for `load`; or the class or function of an installed package fails.
+        """
         function = self.load()
+        if self.origin and not callable(function):
+            raise self.refused(f"is {_described(function)}, and neither a class nor a function")
         assert callable(function), f"{self.module}.{self.name} is neither a class nor a function"
-        value: object = function(*arguments)
+        with self._naming_package():
+            value: object = function(*arguments)
         return value
+
+    def refused(self, problem: str) -> PluginError:
+        """Return the error of an entry point that is not what it should be.
+
+        Args:
+            problem: What is wrong; the sentence goes on from the name of the entry point.
+        """
+        return PluginError(
+            f"the entry point {self.origin} {problem}; repair that package, or uninstall it: "
+            f"pip uninstall {self.package}"
+        )
+
+    @contextlib.contextmanager
+    def _naming_package(self) -> Iterator[None]:
+        """Name the installed package whose code raises an error within the context.
+
+        An error that says in one line what is wrong passes, and so does a lack of memory, which is
+        no fault of the code.
+        """
+        try:
+            yield
+        except (ThinkalikeError, MemoryError):
+            raise
+        except (Exception, SystemExit) as error:  # a script that is imported may end the process
+            if not self.origin:
+                raise
+            reason = f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
+            raise self.refused(f"cannot be loaded: {reason}") from error
+
+
+def _described(value: object) -> str:
+    """Return what an object is, such as "the class Mine" or "a module"."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"of the type {type(value).__name__}"
 
 
 @dataclass(frozen=True)
@@ -77,6 +148,9 @@ class Registered:
 
 OF_STATES = ObjectReference("thinkalike.instruments.layer_pairs.by_measure", "StatesByMeasure")
 OF_OUTPUTS = ObjectReference("thinkalike.instruments.layer_pairs.outputs", "OutputsByMeasure")
+# the classes that entry points of installed packages name
+INSTRUMENT = ObjectReference("thinkalike.job", "Instrument")
+LAYER_MEASURE = ObjectReference("thinkalike.measures", "LayerMeasure")
 # makes an instrument of FILE.py:NAME
 OF_USER = ObjectReference("thinkalike.instruments.layer_pairs.of_user", "user_instrument")
 

@@ -22,7 +22,19 @@ ESCAPE = "\x1b[31m"
 REFUSED_WORDS = {
     "a number for an option": ("analyze.py", ["stimuli=1"], "stimuli=1 is not the name of an option"),
     "another number": ("analyze.py", ["model=1e9"], "model=1e9 is not the name of an option"),
-    "a switch for an option": ("train.py", ["stitch=true"], "stitch=True is not the name of an option"),
+    "a number that may be a name": ("train.py", ["model=3"], "read as a number; write \"model='3'\" for an option of"),
+    "a truth value that may be a name": (
+        "train.py",
+        ["model=TRUE"],
+        "read as a truth value; write \"model='true'\" for",
+    ),
+    "a bare null": ("train.py", ["model=null"], "without quotes it is read as no value; write \"model='null'\" for an"),
+    "a repository of no form": (
+        "train.py",
+        ["model.hub_id=a/b/c"],
+        "model.hub_id=a/b/c must be ORG/NAME or NAME, as on",
+    ),
+    "a switch for an option": ("train.py", ["stitch=true"], "stitch=true is not the name of an option"),
     "nothing for an option": ("train.py", ["stitch=null"], "stitch=null is not the name of an option"),
     "an unknown option": ("train.py", ["--foo"], "--foo is not an option; did you mean '--info'?"),
     "an option with escape codes": ("train.py", [f"--{ESCAPE}foo"], "-- [31mfoo is not an option"),

@@ -289,6 +289,49 @@ def test_settings_inside_of_a_list_of_defaults_are_refused_by_their_group(item, 
 
 
 @pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ("{override model: gpt2-mini}, {override model: bert-mini}", "model=gpt2-mini and model=bert-mini; leave one"),
+        ("{override model: gpt2-mini}, {override /model: bert-mini}", "model=gpt2-mini and model=bert-mini"),
+        ("{override model: gpt2-mini}, {optional model: bert-mini}", "model=gpt2-mini and model=bert-mini"),
+        ("{override model@target: gpt2}, {override model@target: bert-mini}", "model@target=gpt2 and model@target=ber"),
+        ("{override stitch: affine}, {override stitch: null}", "stitch=affine and stitch=None"),
+    ],
+)
+def test_a_list_of_defaults_chooses_one_option_of_each_group(items, said, cli):
+    folder_of(cli, {"mine": f"defaults: [train, {items}, _self_]"})
+    assert f"own/mine.yaml: its defaults choose both {said}" in cli("train.py", "-cd", "own", "-cn", "mine").error
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("3", "3 is not"), ("yes", "true is not"), ("1e3", "1000.0 is not"), ("[a, b]", "['a', 'b'] chooses")],
+)
+def test_a_name_in_a_list_of_defaults_may_need_quotes(name, said, cli):
+    """YAML reads a bare 3 as a number, and Hydra does not say what is to be done about it."""
+    folder_of(cli, {"mine": f"defaults: [train, {{override model: {name}}}, _self_]"})
+    error = cli("train.py", "-cd", "own", "-cn", "mine").error
+    assert f"own/mine.yaml: model={said}" in error
+    assert name.startswith("[") or "without quotes it is read as a " in error
+
+    option = "defaults: [schema, _self_]\nname: mine\npath: /x"
+    folder_of(cli, {"mine": f"defaults: [train, {{override model: '{name}'}}, _self_]", f"model/{name}": option})
+    if not name.startswith("["):
+        assert "path: /x" in cli("train.py", "-cd", "own", "-cn", "mine", "--cfg", "job").stdout
+
+
+def test_a_list_of_defaults_may_choose_one_option_twice_and_another_file_overrules_it(cli):
+    both = "{override model: gpt2-mini}, {override model@target: bert-mini}"
+    folder_of(cli, {
+        "base": f"defaults: [analyze, {both}, {{override model: gpt2-mini}}, _self_]",
+        "mine": "defaults: [base, {override model: gelu-3l-mini}, _self_]",
+    })  # fmt: skip
+    shown = cli("analyze.py", "-cd", "own", "-cn", "mine", "--cfg", "job").stdout
+    assert "name: gelu-3l-mini" in shown
+    assert "name: bert-mini" in shown
+
+
+@pytest.mark.parametrize(
     "text", ["model: {path: /x}", "seed: 1", "model: {name: x}\ntarget: {name: y}\ndata: {name: z}"]
 )
 def test_a_file_without_defaults_leaves_no_folder(text, cli):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from scipy.stats import kstest
 
 import thinkalike
 import tiny
+from stores import made
+from thinkalike.instruments.lineage.screen import heads_in_words
 from thinkalike.measures import lineage
 from thinkalike.measures.seeds import seeded
 from thinkalike.models.heads import exchangeable_heads
@@ -150,6 +153,18 @@ def test_the_screen_says_which_heads_are_in_place_or_that_they_are_too_few(cli, 
         arguments = ["measure=lineage", f"model={source}", f"model@target={target}", f"store={tmp_path / 'store'}"]
         done = cli("analyze.py", *arguments)
         assert sentence in " ".join(done.stdout.split())
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("heads", [7, 2000, 10**8, 2**63, float("inf"), float("nan"), -3])
+def test_a_foreign_number_of_heads_asks_for_no_endless_work(heads):
+    """The orders of 10^8 heads are a number of 760 million digits."""
+    streams = pd.DataFrame({"heads": [heads], "pairs_of_heads": [9]})
+    with pytest.raises((ValueError, OverflowError)):
+        list(heads_in_words(made(pd.DataFrame(), streams=streams), "a", "b"))
+    few = made(pd.DataFrame(), streams=streams.assign(heads=6))
+    (sentence,) = heads_in_words(few, "a", "b")
+    assert "6 heads (or groups that share keys) have 720 orders, too few for p < 0.01 over 9 pairs" in sentence
 
 
 @pytest.mark.ci_slow

@@ -403,6 +403,39 @@ def test_the_texts_of_a_result_have_no_control_characters(kind, tmp_path):
     assert is_known or len(texts) == 5
 
 
+@pytest.mark.parametrize("kind", ["cka", "mutual_knn", "r2", "distance", "mlem"])
+@pytest.mark.parametrize(
+    "table",
+    [TABLE.iloc[:0], pd.DataFrame(columns=["source", "target", "source_layer", "target_layer", "value"])],
+    ids=["no rows", "no rows of layer pairs"],
+)
+def test_a_table_that_lacks_what_its_kind_ranks_is_one_line(kind, table, tmp_path):
+    result = open_result(finish(tmp_path, kind, "abc", {"table": table}).folder)
+    with contextlib.suppress(ResultError):
+        assert result.table.empty
+    assert result.details.empty
+
+
+def test_a_table_without_rows_of_layer_pairs_is_one_line(tmp_path):
+    table = pd.DataFrame(columns=["source", "target", "source_layer", "target_layer", "value"])
+    result = open_result(finish(tmp_path, "cka", "abc", {"table": table}).folder)
+    with pytest.raises(ResultError, match=r"abc lacks what cka shows \(IndexError: .*force=True"):
+        result.table  # noqa: B018
+
+
+def test_a_relative_folder_in_a_deleted_working_folder_is_one_line(tmp_path, monkeypatch):
+    result = finish(tmp_path / "store", "cka", "abc", {"table": TABLE})
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for folder in ("relative", ".", "../store/cka/abc", Path("relative")):
+        with pytest.raises(ConfigError, match=r"^the working folder was deleted; cd to one that exists$"):
+            open_result(folder)
+    with pytest.raises(ConfigError, match=r"^the working folder was deleted"):
+        thinkalike.load_model("./relative")
+    assert open_result(result.folder).kind == "cka"
+
+
 def test_a_number_of_the_name_of_a_column_has_one_of_its_own(tmp_path):
     """Else a forged scalar replaces the key, and a headline of a second part the most important one."""
     scalars = dict.fromkeys(("kind", "key", "date", "models", "value", "seconds", "folder", "steps"), -1.0)

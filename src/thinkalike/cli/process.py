@@ -8,10 +8,12 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from thinkalike.advice import at_command_line
 from thinkalike.config.compose import COMPOSING_ERRORS, explained
-from thinkalike.errors import ConfigError, ResourceError, ThinkalikeError, one_line, plain, short
+from thinkalike.errors import ResourceError, ThinkalikeError, one_line, plain, short
+from thinkalike.files import absolute
 from thinkalike.processes import Interrupted, TextStream, follow_parent, heeded
 
 # environment variable: the process whose children end with it
@@ -109,10 +111,7 @@ def message_of(error: BaseException) -> str:
 
 def _check_working_folder() -> None:
     """Refuse a working folder that was deleted: importing torch there would end the process."""
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise ConfigError("the working folder was deleted; cd to one that exists") from error
+    absolute(Path())
 
 
 class PlainFormatter(logging.Formatter):

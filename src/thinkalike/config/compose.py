@@ -36,7 +36,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
 from hydra._internal.utils import get_args_parser as get_args_parser
 from hydra.conf import HydraConf
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.default_element import GroupDefault, ResultDefault
+from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
@@ -84,6 +84,7 @@ from thinkalike.config.groups import (
     CONF,
     LISTS,
     PACKAGES,
+    OptionLoader,
     PackagedOptions,
     Settings,
     folder_node,
@@ -100,7 +101,6 @@ from thinkalike.config.overrides import (
     SWEPT,
     PlainOverride,
     check_depth,
-    check_option,
     check_override,
     quoted,
     with_quoted_text,
@@ -122,7 +122,7 @@ from thinkalike.config.written import (
     texts_of_yaml,
 )
 from thinkalike.errors import ConfigError, ThinkalikeError, chain, one_line, short
-from thinkalike.files import YAML_LOADER, check_yaml, read_bytes
+from thinkalike.files import check_yaml, read_bytes
 from thinkalike.global_state import renewed_in_forked_processes
 from thinkalike.plugins import trust
 
@@ -306,7 +306,7 @@ class FilesOnly(ConfigRepository):
         content = read_bytes(file, user_files.LARGEST_FILE)
         try:
             check_yaml(content)
-            settings: object = yaml.load(content, Loader=YAML_LOADER)
+            settings: object = yaml.load(content, Loader=OptionLoader)
             check_environment_of_file(settings, str(file), self.notes.environment, references_in)
             user_files.check_defaults(settings, str(file))
             loaded = super().load_config(config_path)
@@ -324,9 +324,6 @@ class FilesOnly(ConfigRepository):
         settings = OmegaConf.to_container(loaded.config, resolve=False)
         user_files.check_integers(settings, str(file))
         check_hydras_settings(settings, str(file))
-        for default in loaded.defaults_list or []:
-            if isinstance(default, GroupDefault):
-                check_option(str(default.group), default.value, f"{file}: ")
         loaded.file_of_user = str(file)  # type: ignore[attr-defined]
         loaded.texts = texts_of_yaml(content, settings)  # type: ignore[attr-defined]
         return loaded

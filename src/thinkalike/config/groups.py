@@ -21,7 +21,14 @@ from typing import Literal, Protocol, get_type_hints, overload, runtime_checkabl
 import yaml
 
 from thinkalike.advice import named_setting
-from thinkalike.catalogue import MEASURES, TASKS, conf_folders, instrument, measure_entry
+from thinkalike.catalogue import (
+    CONF_FOLDERS,
+    MEASURES,
+    TASKS,
+    conf_folders,
+    instrument,
+    measure_entry,
+)
 from thinkalike.config import parts
 from thinkalike.config.jobs import AnalyzeConfig, JobConfig, TrainConfig
 from thinkalike.config.parts import (
@@ -77,11 +84,11 @@ OPTIONAL_DEFAULT = re.compile(r"optional /(?P<group>[\w-]+)@_here_")
 POWER_OF_TEN = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")
 
 
-class _Loader(YAML_LOADER):  # type: ignore[misc]
+class OptionLoader(YAML_LOADER):  # type: ignore[misc]
     """Reads files of options with the numbers that Hydra knows."""
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", POWER_OF_TEN, [*"-+0123456789"])
+OptionLoader.add_implicit_resolver("tag:yaml.org,2002:float", POWER_OF_TEN, [*"-+0123456789"])
 
 
 # ---- who knows the options
@@ -153,12 +160,23 @@ def option(group: str, name: str) -> Settings:
 # ---- files of options
 
 
-def option_folders() -> list[Path]:
+@cache
+def option_folders() -> tuple[Path, ...]:
     """Return the folders of groups of this package, and then of installed packages.
 
-    The first folder that has an option counts.
+    Raises:
+        PluginError: An installed package has a file of another one's name, which nobody would
+            read.
     """
-    return [CONF, *conf_folders().values()]
+    first_folder: dict[Path, Path] = {}
+    for name, folder in {"": CONF, **conf_folders()}.items():
+        for file in folder.rglob("*.yaml"):
+            first = first_folder.setdefault(file.relative_to(folder), folder)
+            if first != folder:
+                raise CONF_FOLDERS[name].refused(
+                    f"has {file}, which is never read, as {first} has a file of that name, too"
+                )
+    return (CONF, *conf_folders().values())
 
 
 @cache
@@ -202,7 +220,7 @@ def _read_option(group: str, name: str) -> Settings:
     for folder in option_folders():
         file = folder / group / f"{name}.yaml"
         if file.is_file():
-            settings: Settings | None = yaml.load(file.read_bytes(), Loader=_Loader)
+            settings: Settings | None = yaml.load(file.read_bytes(), Loader=OptionLoader)
             return settings or {}
     raise ConfigError(f"{group}={short(name)} has no file")
 

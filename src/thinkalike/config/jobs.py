@@ -26,6 +26,7 @@ from thinkalike.config.schema import (
     Layers,
     SettingValues,
     fields_of,
+    of_form,
     setting,
 )
 from thinkalike.config.values import with_settings
@@ -33,6 +34,10 @@ from thinkalike.errors import ConfigError
 
 Recording = FilePath | InstanceOf[RecordedArrays]
 Recordings = Annotated[list[Recording], Field(min_length=1)]
+BUDGET = of_form(
+    r"[1-9][0-9]{0,3}(s|min|h)",
+    "a time such as 90s, 10min or 2h: a whole number up to 9999, and its unit",
+)
 Measure = TypeVar("Measure", bound=MeasureConfig)
 
 
@@ -77,9 +82,7 @@ class JobConfig(Checked):
     dry_run: bool = setting(False, in_key=False)
     # time budget on this machine, such as 90s, 10min or 2h; chooses the layers, the amount of
     # text, the steps and the kind of map that you did not set
-    budget: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}(s|min|h)$")] | None = setting(
-        None, in_key=False
-    )
+    budget: Annotated[str, BUDGET] | None = setting(None, in_key=False)
 
     @property
     def is_mini(self) -> bool:

@@ -233,11 +233,24 @@ def check_option(group: str, chosen: object, file: str = "") -> None:
         )
     is_nothing = chosen is None and not file
     if is_nothing or isinstance(chosen, bool | int | float):
-        written = "null" if chosen is None else short(chosen)
+        written, what_it_is = _read_value(chosen)
+        remedy = "write the name of an option in quotes"
+        if not file:
+            remedy = f"write \"{name}='{written}'\" for an option of that name"
         raise ConfigError(
-            f"{file}{name}={written} is not the name of an option; "
+            f"{file}{name}={written} is not the name of an option: without quotes it is read as "
+            f"{what_it_is}; {remedy}; "
             f"{nearest(written, options(name))}"
         )
+
+
+def _read_value(value: object) -> tuple[str, str]:
+    """Return how a value that is no text is written, and what it is, in words."""
+    if value is None:
+        return "null", "no value"
+    if isinstance(value, bool):
+        return short(value).lower(), "a truth value"
+    return short(value), "a number"
 
 
 def check_given_once(overrides: Iterable[PlainOverride]) -> None:

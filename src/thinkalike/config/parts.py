@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
@@ -19,9 +20,11 @@ from thinkalike.config.schema import (
     RecipeJob,
     SettingValues,
     extended,
+    of_form,
     setting,
 )
 from thinkalike.errors import ConfigError, ModelError, plain_name
+from thinkalike.files import absolute
 from thinkalike.plugins import is_plugin
 from thinkalike.shards.index import holds_states
 
@@ -104,7 +107,7 @@ class ModelConfig(Checked, part="model"):
     # checkpoint's config.json says
     family: str = "auto"
     # repository of the model on the Hugging Face hub, ORG/NAME
-    hub_id: Annotated[str, Field(pattern=REPOSITORY)] | None = None
+    hub_id: Annotated[str, of_form(REPOSITORY, "ORG/NAME or NAME, as on the hub")] | None = None
     # branch, tag or commit of the hub repository, or a checkpoint inside a folder, such as step64
     revision: str | None = None
     # folder with a checkpoint, or a GGUF file; used in place of hub_id
@@ -174,7 +177,7 @@ class ModelConfig(Checked, part="model"):
         """The everyday name; without one, that of the folder, the file or the repository."""
         if self.name not in ("local", "hub") or self.is_in_memory:
             return self.name
-        place = os.path.abspath(self.path) if self.path else str(self.hub_id)
+        place = os.path.normpath(absolute(Path(self.path))) if self.path else str(self.hub_id)
         return plain_name(os.path.basename(place).removesuffix(".gguf"))
 
     @property

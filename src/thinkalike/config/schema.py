@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -67,6 +68,22 @@ def _on_this_machine(path: str) -> str:
     if "\0" in path:  # the operating system refuses it, wherever a path is used first
         raise ValueError("must be a path, which has no character NUL")
     return os.path.expanduser(path)
+
+
+def of_form(pattern: str, form: str) -> AfterValidator:
+    """Return what checks that a text has a form.
+
+    Args:
+        pattern: The regular expression of the whole text.
+        form: The form in words with examples, as a message says it: it "must be" that.
+    """
+
+    def checked(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise ValueError(f"must be {form}")
+        return text
+
+    return AfterValidator(checked)
 
 
 FilePath = Annotated[str, AfterValidator(_on_this_machine)]
@@ -298,10 +315,15 @@ def _with_additions(part: str) -> type[Checked]:
 
     Each addition is a subclass of the schema of the part.
     """
-    additions = []
+    additions: list[type[Checked]] = []
     for place in catalogue.ADDED_SETTINGS[part]:
         addition = place.load()
-        assert isinstance(addition, type)
+        wrong = place.refused(f"is {short(addition)}, and no subclass of the schema of {part}")
+        if not (isinstance(addition, type) and issubclass(addition, Checked)):
+            raise wrong
+        if addition.part != part:
+            raise wrong
+        _check_addition(place, addition, additions)
         additions.append(addition)
 
     schema = additions[0].__base__
@@ -311,6 +333,28 @@ def _with_additions(part: str) -> type[Checked]:
     combined = type(schema.__name__, bases, content)
     assert issubclass(combined, Checked)
     return dataclasses.dataclass(combined)
+
+
+def _check_addition(
+    place: catalogue.ObjectReference, addition: type[Checked], earlier: Sequence[type[Checked]]
+) -> None:
+    """Check that a class adds settings to the schema of a part, and replaces none.
+
+    Args:
+        place: Which entry point of an installed package names the class.
+        addition: The class.
+        earlier: The classes of other packages that add settings to the same part.
+
+    Raises:
+        PluginError: It replaces one; or it is no dataclass, whose settings would not count.
+    """
+    if "__dataclass_fields__" not in vars(addition):
+        raise place.refused(f"is {addition.__name__}, which is no dataclass; decorate it")
+    own_names: Collection[str] = vars(addition).get("__annotations__", {})
+    for schema in (*earlier, *addition.__mro__[1:]):
+        for name in own_names:
+            if name in getattr(schema, "__dataclass_fields__", {}):
+                raise place.refused(f"has the setting {name}, which {addition.part} has already")
 
 
 def once_for_each_schema(

@@ -5,6 +5,7 @@ They are a user's, or a stranger's whom the user trusts with settings alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -12,9 +13,12 @@ from pathlib import Path
 from yaml import YAMLError
 
 from thinkalike.config.groups import GROUPS, LISTS, option_folders
+from thinkalike.config.overrides import check_option
 from thinkalike.errors import ConfigError, one_line, short
 
 LARGEST_FILE = 2**18  # bytes of a configuration file
+# what may stand before the name of a group in a list of defaults
+KEYWORDS = re.compile(r"^\s*((override|optional)\s+)*/?")
 # of an integer in a file, as no float is larger; Python refuses to print very long ones
 MOST_BITS = 1024
 
@@ -48,23 +52,31 @@ def user_file(folder: str, config_path: str) -> Path | None:
 
 
 def check_defaults(settings: object, file: str) -> None:
-    """Check that each item of a list of defaults names an option.
+    """Check that each item of a list of defaults names an option, and no two those of one group.
 
-    Hydra does not say which one has settings instead.
+    Hydra does not say which item has something else instead, and of two options it takes one.
     """
     defaults = settings.get("defaults") if isinstance(settings, Mapping) else None
     if not isinstance(defaults, list):
         return
+    chosen_of_group: dict[str, object] = {}
     for item in defaults:
         if not isinstance(item, Mapping):
             continue
         for group, chosen in item.items():
+            name = short(KEYWORDS.sub("", str(group)))
             if isinstance(chosen, Mapping):
-                name = short(str(group).removeprefix("override "))
                 raise ConfigError(
                     f"{file}: its defaults have settings for {name} in place of the name of an "
                     f"option; write override {name}: NAME there, and the settings below it, "
                     "outside of defaults"
+                )
+            check_option(name.partition("@")[0], chosen, f"{file}: ")
+            first = chosen_of_group.setdefault(name, chosen)
+            if first != chosen:
+                raise ConfigError(
+                    f"{file}: its defaults choose both {name}={short(first)} and "
+                    f"{name}={short(chosen)}; leave one of them out"
                 )
 
 

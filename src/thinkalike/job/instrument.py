@@ -28,7 +28,6 @@ from thinkalike.config.schema import Checked, SettingValues, declared_of, fields
 from thinkalike.config.values import key_settings, with_settings
 from thinkalike.errors import ResultError, ThinkalikeError, nearest
 from thinkalike.former_names import with_former_names
-from thinkalike.job.damaged_results import reporting_damage
 from thinkalike.job.inputs import Inputs, fingerprints
 from thinkalike.job.outcome import Outcome
 from thinkalike.job.setting_groups import FIT_TEXT, OF_EVERY_JOB, OF_SITES
@@ -36,6 +35,7 @@ from thinkalike.job.work import Work
 from thinkalike.models.labels import distinct_labels
 from thinkalike.screen import gathered_sentences
 from thinkalike.store import Headline, Result, first_scalar
+from thinkalike.store.damaged_results import reporting_damage
 
 if TYPE_CHECKING:
     import pandas as pd

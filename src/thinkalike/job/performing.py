@@ -14,7 +14,6 @@ from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, JobConfig
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ThinkalikeError
-from thinkalike.job.damaged_results import reporting_damage
 from thinkalike.job.gathered_warnings import LOGGER, WARNING, GatheredWarnings
 from thinkalike.job.instrument import (
     AnyInstrument,
@@ -31,6 +30,7 @@ from thinkalike.job.provenance import PACKAGES
 from thinkalike.job.work import Work, phase_of_all
 from thinkalike.processes import ProcessGroup, counted, doing, together
 from thinkalike.store import Result, StoredJob
+from thinkalike.store.damaged_results import reporting_damage
 
 # The environment variable of jobs that an agent of a W&B sweep starts.
 WANDB_AGENT = "WANDB_SWEEP_ID"

@@ -19,7 +19,7 @@ from thinkalike.catalogue import FORMER_COLUMNS, instrument_of_kind
 from thinkalike.columns import MOST_COLUMNS, Columns, text_columns_of
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, checked_path, in_home, one_line, plain_line
-from thinkalike.files import ForeignFileError, open_regular, read_yaml
+from thinkalike.files import ForeignFileError, absolute, open_regular, read_yaml
 from thinkalike.former_columns import (
     FormerColumns,
     by_present_names,
@@ -31,6 +31,7 @@ from thinkalike.global_state import isolated
 from thinkalike.ranking import shortened
 from thinkalike.store.array_file import read_arrays
 from thinkalike.store.copies import copied_entries, copied_property, copy_of_value
+from thinkalike.store.damaged_results import reporting_damage
 from thinkalike.store.headline import Headline
 from thinkalike.store.manifest import (
     MANIFEST,
@@ -124,7 +125,7 @@ class Result:
     def __post_init__(self) -> None:
         given = self.folder
         object.__setattr__(self, "_given_folder", given)
-        object.__setattr__(self, "folder", given.absolute())
+        object.__setattr__(self, "folder", absolute(given))
 
     @property
     def _shown_folder(self) -> Path:
@@ -278,7 +279,8 @@ class Result:
         """
         table = self._read_table(TABLE)
         if self.instrument is not None:
-            table = self.instrument.ranked(table)
+            with reporting_damage(self):
+                table = self.instrument.ranked(table)
         return shortened(table)
 
     @copied_property
@@ -523,13 +525,14 @@ def open_result(folder: str | os.PathLike[str]) -> Result:
     The result can still be read after the working folder of the process has changed.
 
     Raises:
+        ConfigError: the folder is relative, and the working folder was deleted.
         StoreError: the folder holds no finished result, or a file of it is missing or damaged.
 
     >>> open_result("nowhere")
     Traceback (most recent call last):
     thinkalike.errors.StoreError: ...
     """
-    result = Result(in_home(checked_path("folder", folder)).absolute())
+    result = Result(absolute(in_home(checked_path("folder", folder))))
     if not is_sealed(result.folder):
         raise StoreError(
             f"{result.folder} holds no finished result, which would have a {MANIFEST}"

@@ -9,12 +9,13 @@ from pydantic import Field
 
 from thinkalike.config import RecipeJob, SettingValues, TrainConfig, setting
 from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
-from thinkalike.config.schema import STEPS, Checked, extended
+from thinkalike.config.schema import STEPS, Checked, extended, of_form
 from thinkalike.contrib.pretraining.settings import PretrainedModel
 from thinkalike.errors import ConfigError
 
 StepNumber = Annotated[int, Field(ge=0, strict=True)]
-KeptByRule = Annotated[str, Field(pattern=r"^(log2|every=[1-9]\d{0,6})$")]
+RULE = of_form(r"log2|every=[1-9][0-9]{0,6}", "log2, or every=N with N up to 9999999")
+KeptByRule = Annotated[str, RULE]
 Keep = KeptByRule | list[StepNumber]
 
 

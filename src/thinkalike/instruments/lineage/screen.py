@@ -373,13 +373,19 @@ def heads_in_words(result: Result, source: str, target: str) -> Iterator[str]:
     Args:
         result: A result of two models.
         source, target: The names of the models.
+
+    Raises:
+        ValueError: The result lacks a test that its heads are enough for.
     """
     streams = result.tables["streams"].iloc[0]
     heads = int(streams.get("heads", 0))
     if heads == 0:
         return
-    pairs = block_pairs_in_words(int(streams["pairs_of_heads"]))
+    n_pairs = int(streams["pairs_of_heads"])
+    pairs = block_pairs_in_words(n_pairs)
     if "heads" not in result.tables:
+        if not too_few_to_test(heads, n_pairs, ALPHA):  # n! would take forever for a foreign n
+            raise ValueError(f"no table of the {heads:,} heads, which are enough for a test")
         yield (
             f"Attention heads are not tested: {heads} heads (or groups that share keys) have "
             f"{number_of_orders_in_words(heads)}, too few for p < {ALPHA:g} over {pairs}."

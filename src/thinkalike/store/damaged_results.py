@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from thinkalike.advice import named_setting
 from thinkalike.errors import ResultError, ThinkalikeError, reason_in_words
-from thinkalike.store import Result
+
+if TYPE_CHECKING:
+    from thinkalike.store.result import Result
 
 
 @contextlib.contextmanager
