@@ -374,7 +374,7 @@ class Instrument(ABC, Generic[Config]):
         """
         from thinkalike import figures  # imports matplotlib
 
-        with figures.shown_figures(ax) as drawn, reporting_damage(result):
+        with figures.shown_figures(ax) as drawn, reporting_damage(result.place, result.kind):
             self.draw(result, Path("figures"))  # nothing is written in this context
         if not drawn:
             raise ResultError(
@@ -406,19 +406,20 @@ class Instrument(ABC, Generic[Config]):
             figure, _ = self.plot(result)
         except ResultError:  # there is nothing to draw in this very result
             return None
-        with reporting_damage(result):  # matplotlib lays the figure out only now
+        # matplotlib lays the figure out only now
+        with reporting_damage(result.place, result.kind):
             return figures.png_of(figure)
 
     def said(self, result: Result) -> str:
         """Return the text that `show` prints about a result."""
         text = io.StringIO()
-        with contextlib.redirect_stdout(text), reporting_damage(result):
+        with contextlib.redirect_stdout(text), reporting_damage(result.place, result.kind):
             self.show(result)
         return text.getvalue()
 
     def sentences(self, result: Result) -> Sequence[str]:
         """Return the sentences that `show` prints about a result, without tables and maps."""
-        with gathered_sentences() as sentences, reporting_damage(result):
+        with gathered_sentences() as sentences, reporting_damage(result.place, result.kind):
             self.show(result)
         return sentences
 

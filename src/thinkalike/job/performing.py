@@ -196,7 +196,7 @@ def _stored_results(jobs: Iterable[PlannedJob], shown: bool) -> dict[str, Result
         log.info(f"already done; {named_setting('force', True)} does it again")
         _repeat_warnings(result)
         if shown:
-            with reporting_damage(result):
+            with reporting_damage(result.place, result.kind):
                 planned.show(result)
 
         # An agent of W&B waits for the numbers of every job that it starts.

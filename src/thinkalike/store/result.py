@@ -279,7 +279,7 @@ class Result:
         """
         table = self._read_table(TABLE)
         if self.instrument is not None:
-            with reporting_damage(self):
+            with reporting_damage(self.place, self.kind):
                 table = self.instrument.ranked(table)
         return shortened(table)
 
