@@ -109,18 +109,18 @@ def with_slow(names, *slow):
 def every_second(cases):
     """Return the cases for `parametrize`; every second one is slow, as all of them show one mechanism."""
     slow = pytest.mark.ci_slow
-    values = [case if isinstance(case, tuple) else (case,) for case in cases]
-    return [pytest.param(*each, marks=slow if place % 2 else ()) for place, each in enumerate(values)]
+    return [marked(case, slow) if place % 2 else marked(case) for place, case in enumerate(cases)]
 
 
 def with_ci_slow(cases, *ci_slow):
     """Return the cases for `parametrize`: all are slow, and those of `ci_slow` run in continuous integration."""
-    values = []
-    for case in cases:
-        mark = pytest.mark.ci_slow if case in ci_slow else pytest.mark.slow
-        arguments = case if isinstance(case, tuple) else (case,)
-        values.append(pytest.param(*arguments, marks=mark))
-    return values
+    return [marked(case, pytest.mark.ci_slow if case in ci_slow else pytest.mark.slow) for case in cases]
+
+
+def marked(case, *marks):
+    """Return a case for `parametrize`, one value or a tuple of several, with marks."""
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=marks)
 
 
 def pytest_addoption(parser):

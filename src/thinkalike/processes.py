@@ -151,6 +151,15 @@ def _close(activity: Activity) -> None:
     _open_activities[position:] = of_other_threads
 
 
+@functools.cache
+def log_once(logger: logging.Logger, message: str) -> None:
+    """Log an information the first time in a process only, as a job may come to it several times.
+
+    Warnings need no such care: repeated ones are not printed, and each result gets its own.
+    """
+    logger.info(message)
+
+
 def counted(items: Iterable[T], name: str, total: int | None = None) -> Iterator[T]:
     """Yield items, and count those that are done; `name` is what one of them is."""
     if total is None and isinstance(items, Collection):

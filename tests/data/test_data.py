@@ -238,6 +238,7 @@ def test_a_warning_names_marks_at_which_a_text_file_is_not_divided(name, tmp_pat
     with caplog.at_level("WARNING"):
         assert len(list(documents_of(config(tmp_path / "all.txt")))) == count
     assert f"although it also has {names}" in caplog.text
+    assert f"warning: {tmp_path}/all.txt" in caplog.text, "so that results have it"
     assert "a line of a .jsonl file" in caplog.text
 
 

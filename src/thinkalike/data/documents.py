@@ -18,7 +18,6 @@ import os
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator
-from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +38,7 @@ from thinkalike.data.sources import (
 )
 from thinkalike.errors import DataError, in_home, nearest, short
 from thinkalike.files import is_there
+from thinkalike.processes import log_once
 from thinkalike.shards.index import states_fingerprint
 
 log = logging.getLogger(__name__)
@@ -557,9 +557,9 @@ def _texts_of_file(path: Path, field: str, group: str | None) -> Iterator[tuple[
             if divided.marks:
                 marks = " and ".join(divided.marks)
                 count = len(divided.documents)
-                _log_once(f"{path}: {count:,} documents, divided at {marks}")
+                log_once(log, f"{path}: {count:,} documents, divided at {marks}")
             if divided.unused_marks:
-                _log_once(_warning_of_unused_marks(path, divided), logging.WARNING)
+                log.warning("warning: %s", _warning_of_unused_marks(path, divided))
             for text in divided.documents:
                 yield text, {}
         elif name.endswith(".parquet"):
@@ -586,12 +586,6 @@ def _warning_of_unused_marks(path: Path, divided: DividedText) -> str:
         "documents, write each document in a line of a .jsonl file, or put <|endoftext|> alone on "
         "a line between two documents and remove these marks"
     )
-
-
-@cache
-def _log_once(message: str, level: int = logging.INFO) -> None:
-    """Log a message the first time only, because a job reads documents several times."""
-    log.log(level, message)
 
 
 def _text_of(record: Record, field: str, location: str) -> str:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
 
 from thinkalike.advice import named_setting
@@ -19,6 +18,7 @@ from thinkalike.instruments.trajectory.settings import TrajectoryConfig
 from thinkalike.models.checkpoints import folder_of, named_folder, revisions_in
 from thinkalike.models.fingerprints import checkpoint_fingerprint
 from thinkalike.models.loading_errors import explaining_loading_errors
+from thinkalike.processes import log_once
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ def _revision_by_step_in(
             matches[name] = match
     left_out = [name for name in names if name not in matches]  # not chosen, or without a step
     if left_out:
-        _log_first_time(logging.INFO, f"{model.called}: left out are {listed(left_out)}")
+        log_once(log, f"{model.called}: left out are {listed(left_out)}")
 
     name_of_step: dict[int, str] = {}
     first_name = next(iter(matches), "")
@@ -228,16 +228,9 @@ def _warn_of_incomplete_checkpoints(folder: Path, names: Collection[str]) -> Non
         if STEP_IN_NAME.match(path.name) and path.name not in names:
             incomplete.append(path.name)
     if incomplete:
-        _log_first_time(
-            logging.WARNING,
-            f"warning: {folder}: {listed(incomplete)} left out, as no config.json is there",
+        log.warning(
+            "warning: %s: %s left out, as no config.json is there", folder, listed(incomplete)
         )
-
-
-@cache
-def _log_first_time(level: int, message: str) -> None:
-    """Log a message the first time only, because a job asks for its checkpoints several times."""
-    log.log(level, message)
 
 
 def _revisions_on_hub(repository: str) -> list[str]:
