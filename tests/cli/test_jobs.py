@@ -230,6 +230,12 @@ def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):
         "floor_penalty": [0.0003, 0.0028, 0.0012][:count],
     }
     given = pd.DataFrame({**rows, **columns}).drop(columns=[name for name, each in columns.items() if each is None])
+    for baseline in ("identity", "token_mean"):
+        if f"{baseline}_penalty" in given:
+            given[f"improvement_over_{baseline}"] = given[f"{baseline}_penalty"] - given["penalty"]
+            for end, width in {"low": -0.05, "high": 0.05}.items():
+                name = f"improvement_over_{baseline}_{end}"
+                given[name] = columns.get(name, given[f"improvement_over_{baseline}"] + width)
     for name in given.filter(like="penalty").filter(regex="^(?!floor).*penalty$"):
         for end, width in {"low": -0.05, "high": 0.05}.items():
             given[f"{name}_{end}"] = columns.get(f"{name}_{end}", given[name] + width)
@@ -244,14 +250,26 @@ SENTENCES = {  # parts of a sentence that depend on the table
     ),
     "no more than the current token": (
         table([(0, 0)], token_mean_penalty=0.22, identity_penalty=0.1),
-        ["not distinguishable from the token-mean baseline (0.22), more than the identity baseline (0.10)."],
+        [
+            "not distinguishable from the token-mean baseline (0.22, a difference of 0.02 [-0.03, 0.07]), ",
+            "more than the identity baseline (0.10, a difference of 0.10 [0.05, 0.15]).",
+        ],
     ),
     "a baseline at some layers": (
         table(token_mean_penalty=[0.8, 0.25, 0.01], identity_penalty=None),
         ["less than the token-mean baseline at 0→0 and not distinguishable from it at 1→1 and more than it at 2→2."],
     ),
+    "intervals that overlap, of penalties that differ alike in every document": (
+        table(token_mean_penalty=0.28, penalty_high=0.6, improvement_over_token_mean_low=0.01, identity_penalty=None),
+        ["token, less than the token-mean baseline."],
+    ),
     "no intervals": (
-        table(token_mean_penalty=1.0, penalty_low=math.nan, penalty_high=math.nan, identity_penalty=None),
+        table(
+            token_mean_penalty=1.0,
+            improvement_over_token_mean_low=math.nan,
+            improvement_over_token_mean_high=math.nan,
+            identity_penalty=None,
+        ),
         ["token, not distinguishable from the token-mean baseline."],
     ),
     "the identity as the map": (table(stitch="identity"), ["costs 0.13 to 0.23 nats per token."]),

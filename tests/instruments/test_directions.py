@@ -15,7 +15,7 @@ from thinkalike.instruments.layer_note import LAYER_NOTE
 from thinkalike.instruments.stitching.asymmetry import residual_sums
 from thinkalike.instruments.stitching.instrument import Stitching
 from thinkalike.instruments.stitching.setting import load_setting
-from thinkalike.instruments.stitching.table import COLUMNS, left_to_gain
+from thinkalike.instruments.stitching.table import COLUMNS, improvement_columns, left_to_gain
 from thinkalike.measures.round_trips import both_directions
 from thinkalike.memory import Budget
 from thinkalike.report.reports import gather, report_of
@@ -31,6 +31,24 @@ MORE = (BY_LABELS, "stitch.both=true", "stitch.seeds=2", "stitch.lr_multiples=[3
 def penalty_of(arrays, name, prefix=""):
     tokens, target = arrays[f"{prefix}tokens"].sum(), arrays[f"{prefix}target"].sum()
     return (arrays[f"{prefix}{name}"].sum(-1) - target) / tokens
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_stitch_is_compared_with_its_baselines_document_by_document(seeds):
+    """Documents differ far more from each other than the stitch from the baseline."""
+    documents = 10
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.full((documents,), 200.0, dtype=torch.float64)
+    difficulty = 3 + 2 * torch.randn(documents, generator=generator, dtype=torch.float64)
+    planted = 0.9 + 0.1 * torch.randn(documents, generator=generator, dtype=torch.float64)
+    losses = (difficulty * tokens).expand(1, seeds, documents)
+    baseline = (difficulty + planted) * tokens
+    columns = improvement_columns(losses, {"token_mean": baseline[None], "tokens": tokens})
+    ends = [columns[f"improvement_over_token_mean{end}"][0] for end in ("_low", "", "_high")]
+    assert ends[1] == pytest.approx(planted.mean().item())
+    standard_error = planted.std() / documents**0.5
+    assert ends[1] - ends[0] == pytest.approx(2.26 * standard_error, rel=0.5)
+    assert ends[2] - ends[1] == pytest.approx(2.26 * standard_error, rel=0.5)
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ BACK = "back"
 class Stitching(
     Instrument[StitchJob],
     kind="stitching",
-    version=21,
+    version=22,
     config=StitchJob,
     reads=(
         "model",

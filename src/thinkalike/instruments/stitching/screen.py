@@ -38,8 +38,11 @@ MEANING_OF_BASELINES = {
 }
 """What the baselines are, in the order of `BASELINES`."""
 
-VERDICT_BASELINES = ("token-mean baseline", "identity baseline")
-"""The baselines that the first sentence compares the penalty with, in this order."""
+IMPROVEMENTS = {
+    "token-mean baseline": "improvement_over_token_mean",
+    "identity baseline": "improvement_over_identity",
+}
+"""The columns that compare a stitch with its baselines, in the order of the first sentence."""
 
 LEAST_OF_TWO_DECIMALS = 0.01
 """Smaller numbers would have no digit but 0 among two decimals."""
@@ -262,26 +265,26 @@ def sentence_of_controls(table: pd.DataFrame) -> str:
 def _comparisons_with_baselines(table: pd.DataFrame) -> list[str]:
     """Return clauses that say how the penalties compare with the baselines.
 
-    A penalty counts as less or more only if its interval does not overlap that of the baseline. A
-    map that is the identity has no identity baseline, and neither have stitches of a layer into
-    itself, whose identity baseline is 0. Results of earlier versions have no intervals of
-    baselines, and no clauses.
+    A penalty counts as less or more if the interval of the difference, document by document, does
+    not reach 0. A map that is the identity has no identity baseline, and neither have stitches of
+    a layer into itself, whose identity baseline is 0. Results of earlier versions have no such
+    differences, and no clauses.
 
     Args:
         table: The details of the direction, a row for each stitch.
     """
     kinds = set(table.get("stitch", ()))
     baselines_by_verdict: dict[str, list[str]] = {}
-    for name in VERDICT_BASELINES:
-        column = BASELINES[name]
-        if not {"penalty_low", "penalty_high", f"{column}_low", f"{column}_high"} <= set(table):
+    for name, column in IMPROVEMENTS.items():
+        if column not in table:
             continue
+        penalty_of_baseline = table[BASELINES[name]]
         is_map_itself = name == "identity baseline" and "identity" in kinds
-        if is_map_itself or (table[column] == 0).all():
+        if is_map_itself or (penalty_of_baseline == 0).all():
             continue
         in_words = f"the {name}"
         if len(table) == 1:  # the table below has the numbers of several stitches
-            in_words += f" ({number_text(table[column].iloc[0], '.2f')})"
+            in_words += f" ({_baseline_beside_stitch(table.iloc[0], name)})"
         verdict = _verdict_beside_baseline(table, column)  # a template with a place for names
         baselines_by_verdict.setdefault(verdict, []).append(in_words)
     return [
@@ -290,18 +293,37 @@ def _comparisons_with_baselines(table: pd.DataFrame) -> list[str]:
     ]
 
 
+def _baseline_beside_stitch(row: pd.Series, name: str) -> str:
+    """Return the penalty of a baseline and how far that of φ is from it.
+
+    Such as "2.28, a difference of 0.94 [0.76, 1.12]".
+
+    Args:
+        row: The details of one stitch.
+        name: The name of the baseline, of `BASELINES`.
+    """
+    penalty = number_text(row[BASELINES[name]], ".2f")
+    improvement = row[IMPROVEMENTS[name]]
+    low = row[f"{IMPROVEMENTS[name]}_low"]
+    high = row[f"{IMPROVEMENTS[name]}_high"]
+    if improvement < 0:  # φ costs more; with the sign changed, the ends of the interval swap
+        improvement, low, high = -improvement, -high, -low
+    return f"{penalty}, a difference of {span(improvement, low, high, '.2f')}"
+
+
 def _verdict_beside_baseline(table: pd.DataFrame, column: str) -> str:
     """Return how penalties compare with a baseline: "less than {}", with "{}" for its name.
 
-    A penalty is less or more if its whole interval is below or above that of the baseline. If
-    layer pairs differ, each verdict has its layers: "less than {} at ... and more than it at ...".
+    A penalty is less or more if the interval of its improvement over the baseline is above or
+    below 0. If layer pairs differ, each verdict has its layers: "less than {} at ... and more than
+    it at ...".
 
     Args:
         table: The details of the direction, a row for each stitch.
-        column: The name of the column of the baseline.
+        column: The name of the column of the improvement over the baseline.
     """
-    is_less = table["penalty_high"] < table[f"{column}_low"]
-    is_more = table["penalty_low"] > table[f"{column}_high"]
+    is_less = table[f"{column}_low"] > 0
+    is_more = table[f"{column}_high"] < 0
     rows_by_verdict = {
         "less than": is_less,
         "not distinguishable from": ~(is_less | is_more),

@@ -63,6 +63,9 @@ BASELINES_AND_CONTROLS = (
 )
 """What has a penalty beside that of φ."""
 
+COMPARED_BASELINES = ("token_mean", "identity")
+"""The baselines that the loss of φ is compared with, document by document."""
+
 COLUMNS_OF_MEANS = {
     "kl": "kl",
     "top1": "top1_agreement",
@@ -184,6 +187,7 @@ def table_of_penalties(setting: StitchSetting, sums: Mapping[str, Tensor]) -> pd
     for name in (*BASELINES_AND_CONTROLS, *rates):
         if name in sums:
             columns |= mean_columns(f"{name}_penalty", sums[name] - target_loss, tokens)
+    columns |= improvement_columns(losses, sums)
     columns |= interval_columns("bits_per_byte", _bits_per_byte(setting, sums))
     for name, column in COLUMNS_OF_MEANS.items():
         columns |= interval_columns(column, _mean_with_bounded_interval(name, sums))
@@ -193,6 +197,29 @@ def table_of_penalties(setting: StitchSetting, sums: Mapping[str, Tensor]) -> pd
     if "target_bytes" in sums:  # the tokenizers differ
         columns |= _columns_per_byte(sums)
     return pd.DataFrame(columns)
+
+
+def improvement_columns(
+    losses: Float[Tensor, "pairs seeds documents"], sums: Mapping[str, Tensor]
+) -> Columns:
+    """Return columns of how far the loss of φ is below that of each baseline, in nats per token.
+
+    Both losses are of the same documents, and a document that is hard for one is hard for the
+    other. The interval of their difference leaves this out, so it is narrower than the intervals
+    of the two penalties: these may overlap although φ is better in every document.
+
+    Args:
+        losses: The loss of φ summed over each document.
+        sums: Sums over each document by name: the losses of the baselines that were evaluated,
+            each (pairs, documents), and the number of `tokens`.
+    """
+    columns: Columns = {}
+    for name in COMPARED_BASELINES:
+        if name in sums:
+            losses_of_baseline = sums[name].unsqueeze(-2)  # (pairs, 1, documents)
+            improvement = documents_and_seeds_interval(losses_of_baseline - losses, sums["tokens"])
+            columns |= interval_columns(f"improvement_over_{name}", improvement)
+    return columns
 
 
 def _bits_per_byte(setting: StitchSetting, sums: Mapping[str, Tensor]) -> Estimate:
