@@ -67,6 +67,52 @@ def test_the_parents_of_a_merge_are_no_merges():
     assert not fit_merge(first, torch.stack([origin, merged, second])).is_merge
 
 
+def spherical_mean(first: Tensor, second: Tensor, share: float) -> Tensor:
+    angle = torch.arccos(torch.cosine_similarity(first, second, dim=0))
+    return (torch.sin((1 - share) * angle) * first + torch.sin(share * angle) * second) / torch.sin(angle)
+
+
+@pytest.mark.parametrize("others", [[(0.6, 0.4)], [(0.6, 0.4), (0.5, 0.3)], [(0.9, 0.1), (0.5, 0.5), (0.2, 0.8)]])
+@pytest.mark.parametrize("has_origin", [True, False])
+def test_merges_of_the_same_parents_are_no_parents_of_each_other(others, has_origin):
+    origin, first, second = tunings(2)
+    merges = [origin + a * (first - origin) + b * (second - origin) for a, b in others]
+    origins = [origin] if has_origin or any(sum(pair) < 1 for pair in others) else []
+    candidates = torch.stack([first, *merges, second, *origins])
+    expected = torch.zeros(len(candidates), dtype=torch.float64)
+    expected[0], expected[len(merges) + 1] = 0.7, 0.3
+    linear = fit_merge(0.7 * first + 0.3 * second, candidates)
+    assert linear.is_merge
+    assert torch.allclose(linear.weights, expected, atol=1e-4)
+    spherical = fit_merge(spherical_mean(first, second, 0.3), candidates)
+    assert spherical.is_merge
+    assert torch.allclose(spherical.weights, expected, atol=0.01)
+
+
+def test_a_merge_with_a_merge_is_a_mean_of_all_three_parents():
+    _, first, second, third = tunings(3)
+    merged = (first + second) / 2
+    fit = fit_merge(0.6 * merged + 0.4 * third, torch.stack([first, second, third, merged]))
+    assert fit.is_merge
+    assert torch.allclose(fit.weights, torch.tensor([0.3, 0.3, 0.4, 0.0], dtype=torch.float64), atol=1e-4)
+
+
+def test_a_merge_stays_a_parent_where_its_own_parents_are_not_in_the_family():
+    _, first, second, third = tunings(3)
+    merged = (first + second) / 2
+    fit = fit_merge(0.6 * merged + 0.4 * third, torch.stack([first, third, merged]))
+    assert torch.allclose(fit.weights, torch.tensor([0.0, 0.4, 0.6], dtype=torch.float64), atol=1e-4)
+
+
+def test_copies_of_a_parent_share_its_weight_and_copies_of_a_merge_have_none():
+    _, first, second = tunings(2)
+    merged = (first + second) / 2
+    fit = fit_merge(0.7 * first + 0.3 * second, torch.stack([first, first, second, merged, merged]))
+    assert fit.is_merge
+    assert float(fit.weights[:2].sum()) == pytest.approx(0.7, abs=1e-4)
+    assert fit.weights[3:].tolist() == [0, 0]
+
+
 def test_a_copy_has_the_weight_of_its_copy_alone():
     origin, first, second = tunings(2)
     fit = fit_merge(first, torch.stack([origin, first, second]))
@@ -187,6 +233,42 @@ def test_each_expert_of_a_stack_has_a_module_of_its_own_in_the_table():
     ]
     (sentence,) = merges_in_words(table)
     assert "block 0 is 0.50 first + 0.50 second (" in sentence
+
+
+def test_a_merge_is_no_parent_of_what_comes_from_its_own_parents():
+    """One of the family has unchanged blocks of a parent, and one is another mean of both."""
+    n_units, width, n_blocks = 64, 16, 3
+    shapes = {f"{name}.{block}": (n_units, width) for name in ("down", "up") for block in range(n_blocks)}
+    blocks = [Units(block, "mlp", f"down.{block}", f"up.{block}", n_units, width) for block in range(n_blocks)]
+    origin = {name: torch.randn(shape, generator=seeded(0)) for name, shape in shapes.items()}
+    origin["embedding"] = torch.randn(64, width, generator=seeded(1))
+    first, second = tuned(origin, 1), tuned(origin, 2)
+    half_merged = mean(first, second)
+    stacked = dict(first)
+    for name in ("down", "up"):
+        half_merged[f"{name}.0"] = first[f"{name}.0"]
+        stacked[f"{name}.2"] = second[f"{name}.2"]
+    family = {
+        "stacked": stacked,
+        "half": half_merged,
+        "second": second,
+        "even": {name: (weight + second[name]) / 2 for name, weight in first.items()},
+        "first": first,
+    }
+    tokens = {str(number): number for number in range(64)}
+    models = [
+        UnitModel(name, InMemory(weights), blocks, tokens, "embedding", {}, []) for name, weights in family.items()
+    ]
+    pairs = itertools.combinations(models, 2)
+    table = table_of_merges(
+        [compare_models(source, target, 12, similar_units=False, n_head_tests=1) for source, target in pairs]
+    )
+    weights = {}
+    for target, rows in table.groupby("target"):
+        of_blocks = rows.pivot_table(index="target_layer", columns="source", values="weight", fill_value=0.0)
+        assert set(of_blocks) == {"first", "second"}, target
+        weights[target] = of_blocks["first"].round(3).to_list()
+    assert weights == {"even": [0.5, 0.5, 0.5], "half": [1, 0.7, 0.7], "stacked": [1, 1, 0]}
 
 
 def test_the_weights_of_a_block_are_those_of_the_experts_with_these_parents():

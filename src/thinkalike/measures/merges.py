@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.optimize import nnls
 from torch import Tensor
 
@@ -20,6 +20,10 @@ LEAST_EXPLAINED = 0.9
 
 LEAST_WEIGHT = 0.02
 """A model with a smaller weight is no parent."""
+
+
+RELATIVE_ROUNDING = 1e-12
+"""Squared distances below this share of the largest one are rounding errors of float64."""
 
 
 class MergeFit(NamedTuple):
@@ -50,9 +54,13 @@ def fit_merge(block: Float[Tensor, " n"], candidates: Float[Tensor, "k n"]) -> M
     equally far. So for a merge at least 1 - 1/(4 k) must be explained, and `LEAST_EXPLAINED`, and
     two models or more must have a weight.
 
+    A candidate that is a merge of other candidates has the weight 0, and is not counted among the
+    k: several merges of the same parents are means of each other, too, and only the parents are
+    means of none.
+
     Args:
         block: The weights M of the block.
-        candidates: The weights X_i of k ≥ 2 blocks that may be its parents.
+        candidates: The weights X_i of k ≥ 1 blocks that may be its parents.
     """
     differences = (candidates - block).double()
     products = differences @ differences.T  # (k, k)
@@ -61,6 +69,46 @@ def fit_merge(block: Float[Tensor, " n"], candidates: Float[Tensor, "k n"]) -> M
         weights = (squared_distances == 0).double()
         return MergeFit(weights / weights.sum(), float("nan"), is_merge=False)
 
+    parents = _indices_of_no_merges(products)
+    fit = _fit_of_products(products[parents][:, parents])
+    weights = torch.zeros(len(candidates), dtype=torch.float64)
+    weights[parents] = fit.weights
+    return MergeFit(weights, fit.explained, fit.is_merge)
+
+
+def _indices_of_no_merges(products: Float[Tensor, "k k"]) -> Int[Tensor, " parents"]:
+    """Return which of k candidates are no merges of the others.
+
+    Args:
+        products: The products (X_i - M)·(X_j - M) of the candidates X_i, for some point M.
+    """
+    squares = products.diagonal()
+    distances = squares[:, None] + squares[None, :] - 2 * products  # ‖X_i - X_j‖²
+    is_other = distances > RELATIVE_ROUNDING * squares.max()  # neither itself nor a copy
+    no_merges = []
+    for index in range(len(products)):
+        others = is_other[index].nonzero().flatten()
+        # (X_i - X_c)·(X_j - X_c) of the other candidates, with X_c this one
+        to_candidate = products[index, others]
+        products_of_others = (
+            products[others][:, others]
+            - to_candidate[:, None]
+            - to_candidate[None, :]
+            + squares[index]
+        )
+        if len(others) < 2 or not _fit_of_products(products_of_others).is_merge:
+            no_merges.append(index)
+    return torch.tensor(no_merges)
+
+
+def _fit_of_products(products: Float[Tensor, "k k"]) -> MergeFit:
+    """Return the weighted mean of k models that is nearest to a block, see `fit_merge`.
+
+    Args:
+        products: The products (X_i - M)·(X_j - M) of the models X_i, with M the block. None of
+            the models is the block itself.
+    """
+    squared_distances = products.diagonal()
     scale = squared_distances.mean()
     values, vectors = torch.linalg.eigh(products / scale)
     root = values.clamp(min=0).sqrt()[:, None] * vectors.T  # root' root = products / scale
@@ -73,6 +121,6 @@ def fit_merge(block: Float[Tensor, " n"], candidates: Float[Tensor, "k n"]) -> M
     remaining = float(weights @ products @ weights)  # ‖Σ w_i (X_i - M)‖²
     explained = 1 - remaining / float(squared_distances.min())  # beyond the nearest single model
     parent_count = int((weights >= LEAST_WEIGHT).sum())
-    least_explained = max(LEAST_EXPLAINED, 1 - 1 / (4 * len(candidates)))
+    least_explained = max(LEAST_EXPLAINED, 1 - 1 / (4 * len(products)))
     is_merge = parent_count > 1 and explained >= least_explained
     return MergeFit(weights, explained, is_merge)

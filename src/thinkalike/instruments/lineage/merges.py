@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -15,6 +15,9 @@ from thinkalike.instruments.lineage.comparison import ALPHA, Comparison, module_
 from thinkalike.measures.merges import LEAST_WEIGHT, fit_merge
 from thinkalike.models.units import UnitModel, Units
 from thinkalike.screen import number_text
+
+Candidate = tuple[UnitModel, Units]
+"""A block that may be a parent, with its model."""
 
 
 def table_of_merges(comparisons: Sequence[Comparison]) -> pd.DataFrame:
@@ -35,22 +38,47 @@ def table_of_merges(comparisons: Sequence[Comparison]) -> pd.DataFrame:
         models[comparison.source.name] = comparison.source
         models[comparison.target.name] = comparison.target
 
+    candidates_by_model = {
+        model.name: _shared_blocks_by_block(model, comparisons) for model in models.values()
+    }
+    rows = _rows_of_merges(models, candidates_by_model, merges=())
+    if not rows:
+        return pd.DataFrame()
+
+    # A merge may have unchanged blocks of its parents, so that such a block is that of two models
+    # of the family. The parent is the one that is no merge, which is known by now.
+    merges = {str(row["target"]) for row in rows}
+    return pd.DataFrame(_rows_of_merges(models, candidates_by_model, merges))
+
+
+def _rows_of_merges(
+    models: Mapping[str, UnitModel],
+    candidates_by_model: Mapping[str, Mapping[Units, Sequence[Candidate]]],
+    merges: Collection[str],
+) -> list[dict[str, object]]:
+    """Return the rows of `table_of_merges`.
+
+    Args:
+        models: The models by name.
+        candidates_by_model: For each model and each of its blocks, the blocks of other models that
+            share its history.
+        merges: The names of models that are known to be merges.
+    """
     rows: list[dict[str, object]] = []
     for target in models.values():
-        candidates_by_block = _shared_blocks_by_block(target, comparisons)
         rows_of_target = []
         # `Units` say where the weights of one block (or of one of its experts) are in the model.
         for block in target.units:
-            candidates = candidates_by_block.get(block, [])
-            rows_of_target += _parents_of_block(target, block, candidates)
+            candidates = candidates_by_model[target.name].get(block, [])
+            rows_of_target += _parents_of_block(target, block, candidates, merges)
         if len({row["source"] for row in rows_of_target}) > 1:
             rows += rows_of_target
-    return pd.DataFrame(rows)
+    return rows
 
 
 def _shared_blocks_by_block(
     target: UnitModel, comparisons: Sequence[Comparison]
-) -> dict[Units, list[tuple[UnitModel, Units]]]:
+) -> dict[Units, list[Candidate]]:
     """Return for each block of a model the blocks of other models that share its history.
 
     A block is an MLP, or one expert of it; `Units` say where its weights are.
@@ -63,7 +91,7 @@ def _shared_blocks_by_block(
         target: The model.
         comparisons: The comparisons of every two models.
     """
-    origins: dict[Units, list[tuple[UnitModel, Units]]] = {}
+    origins: dict[Units, list[Candidate]] = {}
     for comparison in comparisons:
         is_target = comparison.target is target
         is_source = comparison.source is target
@@ -87,13 +115,12 @@ def _shared_blocks_by_block(
 
 
 def _parents_of_block(
-    target: UnitModel, block: Units, candidates: Sequence[tuple[UnitModel, Units]]
+    target: UnitModel, block: Units, candidates: Sequence[Candidate], merges: Collection[str]
 ) -> list[dict[str, object]]:
     """Return a table row for each parent of a block, with its weight.
 
     Parents are the candidates of which the block is a weighted mean, or the one that it equals.
-    The list is empty if the block is neither, if it equals several candidates, or if there are
-    fewer than two candidates.
+    The list is empty if the block is neither, or if it equals several candidates.
 
     `explained` says how much nearer to the block the weighted mean is than the nearest candidate:
     1 - (squared distance from the mean) / (squared distance from this candidate). It is NaN if the
@@ -103,10 +130,14 @@ def _parents_of_block(
         target: The model of the block.
         block: The block, as where the weights of its hidden units are.
         candidates: Blocks of other models with a common history, each with its model.
+        merges: The names of models that are known to be merges.
     """
-    if len(candidates) < 2:
-        return []
     weights_of_candidates = [_vector_of_weights(*candidate) for candidate in candidates]
+    parents = _indices_without_copies_in_merges(candidates, weights_of_candidates, merges)
+    candidates = [candidates[index] for index in parents]
+    weights_of_candidates = [weights_of_candidates[index] for index in parents]
+    if not candidates:
+        return []
     fit = fit_merge(_vector_of_weights(target, block), torch.stack(weights_of_candidates))
     # `fit_merge` returns NaN for `explained` if the block equals at least one candidate. All equal
     # candidates then have the same weight, so a weight of 1 means that only one is equal. If there
@@ -127,6 +158,32 @@ def _parents_of_block(
                 "explained": fit.explained,
             })  # fmt: skip
     return rows
+
+
+def _indices_without_copies_in_merges(
+    candidates: Sequence[Candidate],
+    weights: Sequence[Float[Tensor, " n"]],
+    merges: Collection[str],
+) -> list[int]:
+    """Return the indices of candidates, without blocks of merges that are those of other models.
+
+    Args:
+        candidates: Blocks with their models.
+        weights: The weights of each block.
+        merges: The names of models that are known to be merges.
+    """
+    is_merge = [model.name in merges for model, _ in candidates]
+    weights_of_others = []
+    for weights_of_block, is_of_merge in zip(weights, is_merge, strict=True):
+        if not is_of_merge:
+            weights_of_others.append(weights_of_block)
+
+    indices = []
+    for index, weights_of_block in enumerate(weights):
+        is_copy = any(torch.equal(weights_of_block, other) for other in weights_of_others)
+        if not (is_merge[index] and is_copy):
+            indices.append(index)
+    return indices
 
 
 def _vector_of_weights(model: UnitModel, block: Units) -> Float[Tensor, " n"]:
