@@ -134,6 +134,20 @@ def test_a_stitch_that_ends_worse_returns_to_its_start(rows, models, tmp_path):
     assert not torch.equal(module.stitches[1].map.weight, module.began[1].map.weight)
 
 
+@pytest.mark.parametrize("schedule", ["average", "linear"])
+def test_the_mean_of_an_orthogonal_map_keeps_the_matrix_that_it_starts_from(rows, models, tmp_path, schedule):
+    """The matrix is no weight, and averages of weights leave it out."""
+    model = models[0]
+    config = replace(CONFIG, loss="kl", floor=None, kind="orthogonal", schedule=schedule, lr=1e-4)
+    module = StitchTraining(model, model, [(1, 1)], config)
+    q = rotation(32)
+    module.start_from([(0, AffineMap(q, torch.zeros(32)))])
+    fit(module, step_data(rows, module), TrainingRun(tmp_path, torch.device("cpu"), TrainerConfig()))
+    for phis in (module.stitches, module.halfway):
+        torch.testing.assert_close(phis[0].map.weight, q, atol=1e-3, rtol=0)
+    assert (module.halfway[0].map.weight - torch.eye(32)).abs().max() > 0.1, "control: the rotation is not the identity"
+
+
 @pytest.mark.parametrize("clip", [0.0, 0.01])
 @pytest.mark.parametrize("bias", [False, True])
 def test_whitened_steps_are_torchs_in_whitened_coordinates(bias, clip):

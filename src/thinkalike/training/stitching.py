@@ -93,6 +93,10 @@ class StitchAveraging(Callback):
             weights = module.stitches.parameters()
             for mean, weight in zip(module.means.parameters(), weights, strict=True):
                 mean.lerp_(weight, 1 / steps_averaged)  # the first step replaces the old mean
+            # Buffers are no weights: one has the matrix that an orthogonal map starts from.
+            buffers = module.stitches.buffers()
+            for buffer_of_mean, buffer in zip(module.means.buffers(), buffers, strict=True):
+                buffer_of_mean.copy_(buffer)
 
         if done == half:
             means_of_pairs = module.means[: len(module.layer_pairs)]
