@@ -380,11 +380,13 @@ def effects_in_words(
         return f"{beginning} does not lower the KL but raises it: {', '.join(rises)} what it is."
     shares = []
     for name, (_, row) in zip(names, rows.iterrows(), strict=True):
-        restoring = _share_with_interval(row, "restoring_effect")
-        transplanting = _share_with_interval(row, "transplanting_effect")
-        if is_repeated:
+        if is_repeated:  # the intervals are in the table: with them the screen would be too long
+            restoring = number_text(row["restoring_effect"], ".0%")
+            transplanting = number_text(row["transplanting_effect"], ".0%")
             shares.append(f"{name}: {restoring} and {transplanting}")
         else:
+            restoring = _share_with_interval(row, "restoring_effect")
+            transplanting = _share_with_interval(row, "transplanting_effect")
             shares.append(f"{name}: restoring {restoring}, transplanting {transplanting}")
     if is_repeated:
         return f"The same two shares for one {what}{which}: {', '.join(shares)}."
