@@ -270,12 +270,13 @@ class FeatureProfiles(
         given_feature = (result.config.get("measure") or {}).get("conditional_on")
         profiles = profiles[profiles["feature"] != given_feature]
         profiles = profiles.dropna(subset="importance")  # of features that cannot be permuted
-        show_scores(profiles, scores, stimuli.get("groups"))
+        groups = cast("Mapping[str, Any] | None", stimuli.get("groups"))
+        show_scores(profiles, scores, groups)
         condition = cast("Mapping[str, Any] | None", result.provenance.get("condition"))
         for sentence in condition_in_words(condition, stimuli["count"]):
             show_text(sentence)
         if result.config.get("recipe") != "paper":  # whose folds divide groups
-            unknown_chance = unknown_chance_in_words(stimuli.get("groups"), scores)
+            unknown_chance = unknown_chance_in_words(groups, scores)
             if unknown_chance:
                 show_text(unknown_chance)
         untested = untested_in_words(result.details, profiles, stimuli, condition)

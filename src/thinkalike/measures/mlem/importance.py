@@ -86,7 +86,7 @@ def fold_interval(
     return interval_around(values.mean(-1), quantile * values.std(-1) * factor)
 
 
-class Chance(NamedTuple):
+class GroupChance(NamedTuple):
     """The scores and importances after all features of groups moved together to other groups.
 
     Neither is 0 by chance if groups have several stimuli. Stimuli of one group are alike, and a
@@ -128,7 +128,7 @@ class Importance:
     null: Float[Tensor, "b l f"] | None
     groups: int
     movable: Int[Tensor, " f"] | None = None
-    chance: Chance | None = None
+    chance: GroupChance | None = None
 
     def score(self) -> Estimate:
         """Return the mean ρ of each layer, (l), with its 95 % interval over folds."""
@@ -296,7 +296,7 @@ def feature_importance(
             all stimuli (within `conditional_on`), with `groups` between whole groups, see
             `regrouped`, and everything else is repeated, with f times the work for each draw.
         chance: The number of draws in which all features are made irrelevant at once, in the same
-            way, see `Chance`. There are none with fewer than `FEWEST_GROUPS` groups.
+            way, see `GroupChance`. There are none with fewer than `FEWEST_GROUPS` groups.
         seed: The seed of folds, permutations and draws.
 
     Raises:
@@ -540,7 +540,7 @@ def _by_chance(
     features: Sequence[FeatureSet],
     count: int,
     generator: torch.Generator,
-) -> Chance:
+) -> GroupChance:
     """Return scores and importances after all features moved together between groups.
 
     Args:
@@ -563,7 +563,7 @@ def _by_chance(
         scores.append(torch.stack([fit.scores for fit in fits]).mean(0))
         # Of each fold (l, permutations, f); the mean is over folds and permutations.
         importances.append(torch.stack([fit.drops for fit in fits]).mean((0, 2)))
-    return Chance(torch.stack(scores), torch.stack(importances))
+    return GroupChance(torch.stack(scores), torch.stack(importances))
 
 
 def _is_name_or_index(value: object) -> bool:
