@@ -30,7 +30,8 @@ from thinkalike.evaluation.forks import (
 from thinkalike.instruments.diff.directions import rows_of_directions
 from thinkalike.instruments.diff.observations import Observations
 from thinkalike.instruments.diff.outcome import worst_verdict
-from thinkalike.instruments.diff.screen import LEAST_Z_NAMED, _module_names, screen_lines
+from thinkalike.instruments.diff.ranges import module_names
+from thinkalike.instruments.diff.screen import LEAST_Z_NAMED, screen_lines
 from thinkalike.instruments.diff.tables import _mean_distance
 from thinkalike.measures.changes import kl_of_rounding
 from thinkalike.models.load import load_model
@@ -555,7 +556,8 @@ def test_the_output_that_changed_carries_all_of_the_kl(mini, component, place):
     )
     named = {"attn_out": "attention 2: 100 %", "mlp_out": "MLP 2: 100 %", "z": "head 2.1: 100 %"}[place]
     assert named in said
-    assert "They were chosen by their transplanting effect on the first 128 tokens. An output also carries" in said
+    assert "The outputs were chosen by their transplanting effect on the first 128 tokens. An output also" in said
+    assert "one head, of all " in said, "an attention of few heads has all of them exchanged"
 
 
 @pytest.mark.ci_slow
@@ -668,4 +670,4 @@ def test_shares_of_a_kl_that_is_rounding_are_not_told():
 )
 def test_modules_are_listed_in_words(modules, said):
     rows = [pd.Series({"component": component, "layer": layer}) for component, layer in modules]
-    assert _module_names(rows) == said
+    assert module_names(rows) == said

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,6 +20,7 @@ from thinkalike.models.parts import give_same_ties_and_vocabulary
 from thinkalike.stitches.stitch_map import Site
 
 EMBEDDING = "transformer.wte.weight"
+NO_MODULES = pd.DataFrame(columns=["component", "layer", "mean_effect"])
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def said(base, folder):
     models = load_model(base), load_model(folder)
     give_same_ties_and_vocabulary(*models)
     table, tokens = edits_of(*models)
-    return weights_in_words(table), tokens
+    return weights_in_words(table, NO_MODULES), tokens
 
 
 def set_places(name, places, value, axis=0):
@@ -216,8 +218,8 @@ def test_a_mixture_names_the_model_that_was_mixed_in(base):
         mixed.data = 0.75 * own + 0.25 * other
     table, _ = edits_of(first, second, third)
     assert {*table["operation"]} == {"linear mixture"}
-    assert "(third mixed in linearly, 0.25 of it)" in weights_in_words(table)
-    without = weights_in_words(edits_of(first, second)[0])
+    assert "(third mixed in linearly, 0.25 of it)" in weights_in_words(table, NO_MODULES)
+    without = weights_in_words(edits_of(first, second)[0], NO_MODULES)
     assert "mixed" not in without, "control"
     assert "). other=MODEL also tests mixtures with that model." in without
 
@@ -252,7 +254,38 @@ def test_a_certificate_tries_changed_tokens_that_the_text_lacks(base, changed, c
     assert "The text lacks 2 of the 2 tokens" in " ".join(run.stdout.split())
 
 
+def tensors_of_module(names, component, layer):
+    rest = ("scaled", 1.0, 1.0, 1.0, 2.0, "")
+    return [EditedTensor(f"blocks.{layer}.{name}", component, layer, *rest) for name in names]
+
+
+def modules(**columns):
+    layers = range(len(columns["mean_effect"]))
+    return pd.DataFrame({"component": "MLP", "layer": layers, "relative_weight_change": 0.1, **columns})
+
+
 @pytest.mark.parametrize(("count", "said"), [(3, "c of block 0"), (4, " and 1 more name"), (5, " and 2 more names")])
 def test_names_of_tensors_that_are_not_listed_are_counted(count, said):
-    tensors = [EditedTensor(f"blocks.0.{name}", 0, "scaled", 1.0, 1.0, 1.0, 2.0, "") for name in "abcde"[:count]]
-    assert _tensors_in_words(tensors).endswith(said)
+    tensors = tensors_of_module("abcde"[:count], "MLP", 0)
+    assert _tensors_in_words(tensors, NO_MODULES).endswith(said)
+
+
+def test_the_modules_of_tensors_that_are_not_listed_are_named():
+    """The names of block 8 are listed, and those of block 20 would not say which module changed."""
+    table = pd.DataFrame({"component": ["attention", "MLP", "MLP"], "layer": [8, 20, 21], "mean_effect": 0.5})
+    tensors = [*tensors_of_module("abcd", "attention", 8), *tensors_of_module("efg", "MLP", 20)]
+    said = _tensors_in_words(tensors, table.assign(relative_weight_change=0.1))
+    assert said.endswith("c of block 8 and 4 more names in attention 8 and MLP 20")
+
+
+def test_of_many_modules_those_with_the_largest_effects_are_named():
+    """Every second block changed: their effects order them, or how far they moved if none was exchanged."""
+    tensors = []
+    for layer in range(0, 12, 2):
+        tensors += tensors_of_module("abcd", "MLP", layer)
+    effects = [0.0, 9.0, 0.2, 9.0, 0.5, 9.0, 0.1, 9.0, math.nan, 9.0, 0.3, 9.0]
+    said = _tensors_in_words(tensors, modules(mean_effect=effects))
+    assert said.endswith(" and 1 more name in 6 modules (those with the largest effects: MLP 4, 10, 2)")
+    moved = modules(mean_effect=[math.nan] * 12).assign(relative_weight_change=range(12))
+    said = _tensors_in_words(tensors, moved)
+    assert said.endswith(" in 6 modules (those whose weights moved farthest: MLP 10, 8, 6)")

@@ -656,3 +656,53 @@ def test_layers_are_counted_over_all_models():
     sides = [StimulusStates("a", [0, 1], [], {}), StimulusStates("b", [-1, 0], [], {})]
     named = fitting._with_names_of_layers("no intervals of layers[1], layers[2]: why", sides)
     assert named == "no intervals of layer 1 of a, layer -1 of b: why"
+
+
+def states_of_words(strength: float) -> tuple[np.ndarray, pd.DataFrame]:
+    """Return states of 12 words in six sentences each, with the kind of the word, which may move the states."""
+    rng = np.random.default_rng(3)
+    kinds = rng.permutation(np.arange(12) % 2)
+    word_of = np.repeat(np.arange(12), 6)
+    centres = rng.normal(size=(12, 8)) + strength * np.outer(kinds, rng.normal(size=8))
+    states = centres[word_of] + 0.5 * rng.normal(size=(72, 8))
+    table = pd.DataFrame({"text": [f"text {row} has word{word}" for row, word in enumerate(word_of)]})
+    table["word"] = [f"word{word}" for word in word_of]
+    table["kind"] = np.array(["animal", "tool"])[kinds[word_of]]
+    return states, table
+
+
+FEW_FITS = {"references": 0, "permutations": 2, "folds": 3, "features": ["kind"]}
+
+
+def test_the_screen_says_which_rho_few_groups_reach_by_chance():
+    """Labels without any relation to the states reach a ρ far above 0, as stimuli of one word are alike."""
+    states, table = states_of_words(0.0)
+    result = thinkalike.mlem(states, stimuli=table, groups="word", **FEW_FITS)
+    said = " ".join(str(result).split())
+    scores = result.tables["scores"]
+    assert scores["chance_mean"].item() > 0.2
+    by_chance = f"By chance, ρ is {scores['chance_mean'].item():.3f} there on average, and at most"
+    assert by_chance in said
+    assert "in 19 permutations of the features between the 12 values of word, so that this ρ is not shown" in said
+    assert "matters most" not in said
+    assert "Computed on 72 stimuli in 12 groups (the values of word)." in said
+
+    states, table = states_of_words(4.0)
+    result = thinkalike.mlem(states, stimuli=table, groups="word", **FEW_FITS)
+    said = " ".join(str(result).split())
+    assert "kind matters most" in said, "control"
+    assert "between the 12 values of word. kind" in said
+    assert (result.details["importance"] > result.details["chance_greatest"]).all()
+
+
+def test_no_chance_is_computed_without_groups_or_for_many_stimuli(monkeypatch):
+    states, table = states_of_words(4.0)
+    alone = thinkalike.mlem(states, stimuli=table, **FEW_FITS)
+    assert "chance_mean" not in alone.tables["scores"]
+    assert "By chance" not in str(alone)
+    monkeypatch.setattr("thinkalike.instruments.mlem.fitting.MOST_STIMULI_FOR_CHANCE", 71)
+    many = thinkalike.mlem(states, stimuli=table, groups="word", **FEW_FITS)
+    assert "chance_mean" not in many.tables["scores"]
+    said = " ".join(str(many).split())
+    assert "the stimuli of one of the 12 values of word are alike, the more the fewer these values;" in said
+    assert "null=99 says how far" in said

@@ -512,3 +512,51 @@ def test_a_sentence_feature_is_not_found_in_sentence_effects():
     assert few.p_values().isnan().all()
     assert few.score().high.isinf().all()
     assert few.profile().low.isinf().all()
+
+
+def stimuli_of_groups(groups, strength, seed=0, each=6):
+    """Features of groups and states of stimuli that are alike within groups, as of one word in several sentences."""
+    g = torch.Generator().manual_seed(seed)
+    of_groups = torch.stack([torch.randperm(groups, generator=g) % 2 for _ in range(2)], 1).double()
+    centres = torch.randn(groups, 16, generator=g, dtype=torch.float64)
+    centres += strength * of_groups[:, :1] * torch.randn(16, generator=g, dtype=torch.float64)
+    group_of = torch.arange(groups).repeat_interleave(each)
+    states = centres[group_of] + torch.randn(groups * each, 16, generator=g, dtype=torch.float64)
+    return {"X": of_groups[group_of], "Y": [states], "groups": group_of}
+
+
+def test_chance_is_the_score_that_features_of_few_groups_reach_without_any_relation():
+    """Such features predict which stimuli are of one group, so that neither ρ nor an importance is 0 by chance."""
+    by_groups = {}
+    for groups in (12, 48):
+        found = feature_importance(MLEM(alpha=1.0), **stimuli_of_groups(groups, 0.0), permutations=2, chance=19)
+        assert found.chance.scores.shape == (19, 1)
+        assert found.chance.importances.shape == (19, 1, 2)
+        assert found.chance.scores.min() < found.score().value[0] < found.chance.scores.max()
+        by_groups[groups] = found.chance.scores.mean()
+    assert by_groups[12] > by_groups[48] + 0.1
+    assert by_groups[48] > 0.1
+
+    related = feature_importance(MLEM(alpha=1.0), **stimuli_of_groups(24, 2.0), permutations=2, chance=19)
+    assert related.score().value[0] > related.chance.scores.max() + 0.1, "control"
+    assert related.profile().value[0, 0] > related.chance.importances.max()
+    assert related.profile().value[0, 1] < related.chance.importances.max()
+
+
+def test_draws_of_chance_leave_every_other_number_as_it_is():
+    planted = stimuli_of_groups(12, 1.0)
+    without = feature_importance(MLEM(alpha=1.0), **planted, permutations=2, null=3)
+    with_chance = feature_importance(MLEM(alpha=1.0), **planted, permutations=2, null=3, chance=2)
+    for name in ("scores", "drops", "null"):
+        assert torch.equal(getattr(without, name), getattr(with_chance, name))
+    assert without.chance is None
+
+
+def test_chance_is_not_known_where_groups_are_too_few_or_nothing_moves():
+    with pytest.warns(UserWarning, match="groups are too few"):
+        few = feature_importance(MLEM(alpha=1.0, folds=2), **stimuli_of_groups(6, 0.0), folds=2, chance=2)
+    assert few.chance is None
+    planted = stimuli_of_groups(12, 0.0)
+    planted["X"] = torch.cat([planted["X"], torch.arange(72)[:, None] % 2], 1).double()
+    given = feature_importance(MLEM(alpha=1.0), **planted, permutations=1, chance=2, conditional_on=2)
+    assert given.chance.importances.isnan().all((0, 1)).tolist() == [False, False, True]

@@ -10,6 +10,7 @@ import pytest
 from stores import made
 from thinkalike.config import MEASURES, instrument
 from thinkalike.instruments.diff.screen import (
+    _outputs_in_words,
     choice_of_modules_in_words,
     directions_in_words,
     effects_in_words,
@@ -375,6 +376,36 @@ def test_restoring_and_transplanting_stand_beside_one_another():
     again = effects_in_words("head", names, unlike, unlike, is_repeated=True, which=", of 8 that were exchanged")
     two = "MLP 0: 4 % and 42 %, MLP 1: 2 % and 10 %."
     assert again == f"The same two shares for one head, of 8 that were exchanged: {two}"
+
+
+def test_each_share_has_its_interval_unless_documents_are_too_few():
+    certain = changed([0.04, 0.02]).details.assign(
+        restoring_effect_low=[0.01, -math.inf], restoring_effect_high=[0.07, math.inf],
+        transplanting_effect=[0.42, 0.1], transplanting_effect_low=0.05, transplanting_effect_high=0.5,
+    )  # fmt: skip
+    sentence = effects_in_words("module", ["MLP 0", "MLP 1"], certain, certain)
+    first = "MLP 0: restoring 4 % [1 %, 7 %], transplanting 42 % [5 %, 50 %]"
+    assert sentence.endswith(f"{first}; MLP 1: restoring 2 %, transplanting 10 % [5 %, 50 %].")
+
+
+def outputs_of(attentions: int, tried: list[int], **columns):
+    """Outputs of the first attentions, and heads of attention 0, that were exchanged."""
+    rows = [{"output": "attn_out", "layer": layer, "head": math.nan} for layer in range(attentions)]
+    rows += [{"output": "z", "layer": 0, "head": float(head)} for head in tried]
+    return pd.DataFrame(rows).assign(restoring_effect=0.5, transplanting_effect=0.4, **columns)
+
+
+def test_the_screen_says_how_many_heads_there_are_and_which_were_tried():
+    all_tried = _outputs_in_words(outputs_of(1, [0, 1, 2], heads=3.0), True, 4, 128)
+    assert "one head, of all 3 of attention 0: head 0.0: 50 % and 40 %" in all_tried
+    assert "were chosen" not in all_tried
+    some = _outputs_in_words(outputs_of(2, [4, 7], heads=9.0), True, 4, 128)
+    assert "one head, of 2 that were exchanged of the 18 of attention 0 to 1: head 0.4" in some
+    assert "The heads were chosen by their transplanting effect on the first 128 tokens." in some
+    both = _outputs_in_words(outputs_of(2, [4, 7], heads=9.0), True, 2, 128)
+    assert "The outputs and heads were chosen by" in both
+    earlier = _outputs_in_words(outputs_of(1, [4, 7]), True, 4, 128)
+    assert "one head, of 2 that were exchanged, of attention 0: head 0.4" in earlier
 
 
 def test_a_kl_that_rises_by_less_than_the_digits_shown_is_not_said_to_rise():

@@ -25,6 +25,9 @@ from thinkalike.processes import counted
 SCREENING_TOKENS = 128
 """About how many tokens decide which parts are exchanged on all of the text."""
 
+FEW_HEADS = 16
+"""So many heads are all exchanged: to choose some of them would save little."""
+
 
 class PartChanges(NamedTuple):
     """What one part of the changed model does at each of n tokens; None where not exchanged."""
@@ -298,13 +301,16 @@ class _OutputExchange:
         """Return the hook points at which the changed model's output changes the base most.
 
         They have the greatest mean KL(base ‖ base with the changed model's output at the hook
-        point), and are sorted by it, the greatest first.
+        point), and are sorted by it, the greatest first. If all are returned, they are in the
+        given order, and no model runs.
 
         Args:
             batch: Some rows with the states of both models.
             hook_points: The hook points among which to choose.
-            count: How many are returned; all, if there are fewer.
+            count: How many are returned; all, if there are no more.
         """
+        if count >= len(hook_points):
+            return list(hook_points)
         mean_kl = {}
         for hook_point in hook_points:
             mean_kl[hook_point] = float(self.kl_alone(batch, hook_point).mean())
@@ -329,14 +335,16 @@ def exchange_outputs(
 
     The output of one model, with all that comes from the blocks before, replaces that of the
     other. A site that the blocks of one model lack, as where an adapter stands around attention,
-    is left out.
+    is left out. The output of a head is what it adds to the output of attention, z W_O^h, so that
+    a tuning of the output projection is found in the heads, too; the bias belongs to no head.
 
     Args:
         base: The base model.
         changed: The changed model.
         batches: The states of both models on all of the text.
         most_outputs: How many outputs of attention and MLPs are exchanged: those with the greatest
-            KL alone at few tokens. As many heads of such attention are exchanged as well.
+            KL alone at few tokens. The heads of such attention are exchanged as well: all of them
+            if there are at most `FEW_HEADS`, else as many as outputs, chosen likewise.
     """
     if most_outputs < 1:
         return {}
@@ -354,7 +362,8 @@ def exchange_outputs(
         if hook_point.site == "attn_out" and hook_point.layer in layers_with_heads:
             n_heads = exchange.base_sites.n_heads
             heads += [Place("z", hook_point.layer, head) for head in range(n_heads)]
-    exchanged_points += exchange.with_greatest_effect(few_rows, heads, most_outputs)
+    most_heads = len(heads) if len(heads) <= FEW_HEADS else most_outputs
+    exchanged_points += exchange.with_greatest_effect(few_rows, heads, most_heads)
 
     changes = {}
     for hook_point in counted(exchanged_points, "output"):

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import pandas as pd
 import torch
@@ -324,11 +324,19 @@ def _facts_of_groups(stimuli: Stimuli) -> dict[str, object]:
 def stimuli_in_words(facts: Mapping[str, object]) -> str:
     """Return how many stimuli there are, and from which file: "72 stimuli of words.csv".
 
+    If a column groups them, the independent units are its values: "72 stimuli of words.csv in 18
+    groups (the values of word)".
+
     Args:
         facts: What the provenance of a result says of its stimuli. A table in memory has no name.
     """
     count = f"{facts['count']} stimuli"
-    return count if facts["source"] == IN_MEMORY else f"{count} of {facts['source']}"
+    if facts["source"] != IN_MEMORY:
+        count += f" of {facts['source']}"
+    groups = cast("Mapping[str, object] | None", facts.get("groups"))
+    if groups is not None:
+        count += f" in {groups['count']} groups (the values of {groups['column']})"
+    return count
 
 
 def warn_of_features_confounded_with_words(stimuli: Stimuli) -> None:

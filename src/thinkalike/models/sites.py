@@ -58,7 +58,7 @@ class Sites:
         Raises:
             ModelError: The model lacks a hook point in some block, or the head.
         """
-        stated_heads = number_in(config_of_text_model(model.module), HEADS)
+        stated_heads = number_of_heads(model)
         self.n_layers = model.n_layers
         self.n_heads = stated_heads or 1  # if it is not known, `z` is taken as a whole
         self.hook_points = hook_points(model, self.n_heads)
@@ -217,6 +217,11 @@ class Sites:
             return with_first_tensor(output, changed)
 
         return module.register_forward_hook(replace_output)
+
+
+def number_of_heads(model: FrozenModel) -> int | None:
+    """Return how many heads each attention has; None: the configuration does not say."""
+    return number_in(config_of_text_model(model.module), HEADS)
 
 
 def with_first_tensor(output: object, state: Tensor) -> Tensor | tuple[object, ...]:

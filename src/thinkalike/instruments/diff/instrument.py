@@ -25,6 +25,7 @@ from thinkalike.data.alignment import check_same_tokens
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation.changes import BatchStates
 from thinkalike.evaluation.exchanges import (
+    FEW_HEADS,
     ExchangesDone,
     PartChanges,
     exchange_outputs,
@@ -109,7 +110,7 @@ class Differences(NamedTuple):
 class DiffInstrument(
     Instrument[AnalyzeConfig],
     kind="diff",
-    version=9,
+    version=10,
     reads=("model", "target", "data", "measure"),
 ):
     """Says what the change from `model` to `model@target` did."""
@@ -166,8 +167,10 @@ class DiffInstrument(
         parts_exchanged = attention_and_mlps
         if measure.null != "continued_training":  # which exchanges all that differ
             parts_exchanged = min(attention_and_mlps, MOST_PARTS_EXCHANGED)
-        # As many outputs of single heads are exchanged as outputs of attention and MLPs.
-        outputs_and_heads = 2 * min(measure.outputs, attention_and_mlps)
+        outputs = min(measure.outputs, attention_and_mlps)
+        outputs_and_heads = 0
+        if outputs:  # as many heads, or all of few
+            outputs_and_heads = outputs + max(outputs, FEW_HEADS)
         if measure.taught == "only":
             parts_exchanged = outputs_and_heads = 0
         # Every module and output is exchanged twice: put into the base and into the changed model.

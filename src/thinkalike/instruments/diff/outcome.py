@@ -41,6 +41,7 @@ BLANK = (
     "size",
     "norm_of_change",
     "head",
+    "heads",
     "lead_random",
     "distance",
     "distance_low",

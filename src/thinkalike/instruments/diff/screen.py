@@ -12,7 +12,7 @@ from thinkalike.advice import named_setting
 from thinkalike.evaluation.exchanges import screening_tokens
 from thinkalike.instruments.diff.null_runs import FORKS
 from thinkalike.instruments.diff.null_screen import sentence_of_null_comparison
-from thinkalike.instruments.diff.ranges import ranges_in_words
+from thinkalike.instruments.diff.ranges import MOST_RANGES, module_names, ranges_in_words
 from thinkalike.instruments.diff.taught_screen import is_readable, lines_of_what_was_taught
 from thinkalike.instruments.diff.unread_tokens import POSITIONS
 from thinkalike.instruments.diff.weights_screen import weights_in_words
@@ -37,9 +37,6 @@ difference of two unrelated matrices of one norm is √2 of it."""
 
 CONCENTRATED = 0.5
 """A module that restores this share of KL alone holds most of the effect."""
-
-MOST_RANGES = 5
-"""At most so many ranges of layers are named."""
 
 MOST_NAMED = 6
 """At most so many settings, tokens or words are named."""
@@ -79,7 +76,7 @@ def screen_lines(result: Result) -> Iterator[str]:
     if len(tables.get("settings", ())):
         yield f"Which settings? {_settings_in_words(tables['settings'])}"
     if "weights" in tables:
-        yield f"Which weights? {weights_in_words(tables['weights'])}"
+        yield f"Which weights? {weights_in_words(tables['weights'], result.details)}"
     if numbers["tokens"]:
         yield from _lines_of_text(result)
         if not is_taught_first:
@@ -116,11 +113,8 @@ def _lines_of_text(result: Result) -> Iterator[str]:
     if "outputs" in tables and tables["outputs"]["restoring_effect"].notna().any():
         follows_modules = bool(numbers["modules"])
         most_outputs = result.config["measure"].get("outputs", 0)
-        # If there are as many outputs of attention and MLPs as the setting allows, others may have
-        # been left out. ("z" is the output of a head, in TransformerLens's words.)
-        is_choice = (tables["outputs"]["output"] != "z").sum() >= most_outputs
-        tokens = _tokens_of_choice(result) if is_choice else 0
-        outputs = _outputs_in_words(tables["outputs"], follows_modules, tokens)
+        tokens = _tokens_of_choice(result)
+        outputs = _outputs_in_words(tables["outputs"], follows_modules, most_outputs, tokens)
         yield f"Through which outputs? {outputs}"
     if "contexts" in tables:
         sentences = _sentences_about_tokens(
@@ -236,7 +230,7 @@ def _concentration_in_words(table: pd.DataFrame) -> str:
             f"no single module explains it: putting {one_module} of the base back into the "
             "changed model removes none of the KL"
         )
-    module = _module_names([module_of_largest])
+    module = module_names([module_of_largest])
     share = number_text(largest_effect, ".0%")
     if largest_effect >= CONCENTRATED:
         return (
@@ -326,7 +320,7 @@ def _onsets_and_effects_in_words(table: pd.DataFrame, p_of_farthest: float | Non
         sentences.append("No prediction differs by more than rounding.")
     else:
         named = changed.loc[effects.index[:MOST_EFFECTS_NAMED]]
-        names = [_module_names([row]) for _, row in named.iterrows()]
+        names = [module_names([row]) for _, row in named.iterrows()]
         sentences.append(effects_in_words("module", names, named, changed))
     if p_of_farthest is not None:
         sentences.append(_farthest_in_words(changed, p_of_farthest))
@@ -386,11 +380,13 @@ def effects_in_words(
         return f"{beginning} does not lower the KL but raises it: {', '.join(rises)} what it is."
     shares = []
     for name, (_, row) in zip(names, rows.iterrows(), strict=True):
-        restoring = number_text(row["restoring_effect"], ".0%")
-        transplanting = number_text(row["transplanting_effect"], ".0%")
-        if is_repeated:
+        if is_repeated:  # the intervals are in the table: with them the screen would be too long
+            restoring = number_text(row["restoring_effect"], ".0%")
+            transplanting = number_text(row["transplanting_effect"], ".0%")
             shares.append(f"{name}: {restoring} and {transplanting}")
         else:
+            restoring = _share_with_interval(row, "restoring_effect")
+            transplanting = _share_with_interval(row, "transplanting_effect")
             shares.append(f"{name}: restoring {restoring}, transplanting {transplanting}")
     if is_repeated:
         return f"The same two shares for one {what}{which}: {', '.join(shares)}."
@@ -399,6 +395,18 @@ def effects_in_words(
         f"and that appears when one of the changed model is put into the base "
         f"(transplanting){which}: {'; '.join(shares)}."
     )
+
+
+def _share_with_interval(row: pd.Series, name: str) -> str:
+    """Return a share in words with its interval over documents, such as "86 % [81 %, 90 %]".
+
+    The interval is left out if documents are too few for one, and in tables of earlier versions,
+    which have none.
+    """
+    ends = [float(row.get(f"{name}_{end}", math.nan)) for end in ("low", "high")]
+    if not all(map(math.isfinite, ends)):
+        return number_text(row[name], ".0%")
+    return _value_with_interval(row, name, ".0%")
 
 
 def onsets_in_words(changed: pd.DataFrame) -> str:
@@ -419,7 +427,7 @@ def onsets_in_words(changed: pd.DataFrame) -> str:
     indices = onsets.index[is_named]
     if not len(indices):
         return ""
-    names = _module_names([changed.loc[index] for index in sorted(indices)])
+    names = module_names([changed.loc[index] for index in sorted(indices)])
     n_ranges = 1 + names.count(",") + names.count(" and ")  # as in "MLP 3, 5 to 8 and norms 2"
     what_begins = "States begin to differ"
     if len(indices) < (onsets > 0).sum():
@@ -430,7 +438,7 @@ def onsets_in_words(changed: pd.DataFrame) -> str:
     largest = changed.loc[indices[0]]
     return (
         f"{what_begins} in {len(indices)} modules, given equal input, most of all in "
-        f"{_module_names([largest])} (by {number_text(largest['onset'], '.2g')} of their norm)."
+        f"{module_names([largest])} (by {number_text(largest['onset'], '.2g')} of their norm)."
     )
 
 
@@ -451,35 +459,16 @@ def _farthest_in_words(changed: pd.DataFrame, p: float) -> str:
     farthest = compared.iloc[-1]
     module = "No module"
     if p <= FALSE_DISCOVERIES and farthest["weight_change_beyond_control"] >= LEAST_Z_NAMED:
-        module = _module_names([farthest])
+        module = module_names([farthest])
     return (
         f"{module} moved farther than in the continued-training control and than the remaining "
         f"modules did (p = {p:.2g}, corrected for {len(compared)} modules)."
     )
 
 
-def _module_names(rows: Sequence[pd.Series]) -> str:
-    """Return the names of modules in words: "embedding, attention 3 and MLP 10 to 14, 17".
-
-    Args:
-        rows: The row of each module, at least one.
-    """
-    layers_by_component: dict[str, list[int]] = {}
-    for row in rows:
-        layers_by_component.setdefault(str(row["component"]), []).append(int(row["layer"]))
-    names = []
-    for component, layers in layers_by_component.items():
-        is_without_layer = component.endswith("embedding")  # or "unembedding"
-        if is_without_layer:
-            names.append(component)
-        else:
-            names.append(f"{component} {', '.join(ranges_in_words(layers))}")
-    if len(names) == 1:
-        return names[0]
-    return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _outputs_in_words(table: pd.DataFrame, follows_modules: bool, tokens: int) -> str:
+def _outputs_in_words(
+    table: pd.DataFrame, follows_modules: bool, most_outputs: int, tokens: int
+) -> str:
     """Return in words which outputs of attention and MLPs, and which heads, have most effect.
 
     Args:
@@ -487,26 +476,59 @@ def _outputs_in_words(table: pd.DataFrame, follows_modules: bool, tokens: int) -
             first.
         follows_modules: Whether a sentence of the same form about modules comes before this one,
             which is shorter then.
-        tokens: On how many tokens the exchanged outputs were chosen; 0: all were exchanged.
+        most_outputs: How many outputs of attention and MLPs were exchanged at most.
+        tokens: On how many tokens it was chosen which outputs are exchanged, if not all were.
     """
     is_head = table["output"] == "z"  # TransformerLens's name for the output of one head
-    sentences = [_effects_of_outputs("output", table[~is_head], is_repeated=follows_modules)]
-    if is_head.any():
-        sentences.append(_effects_of_outputs("head", table[is_head], is_repeated=True))
-    if tokens:
+    outputs = table[~is_head]
+    heads = table[is_head]
+    which_outputs = f", of {len(outputs)} that were exchanged"
+    sentences = [_effects_of_outputs("output", outputs, which_outputs, follows_modules)]
+    chosen = []
+    # If there are as many outputs of attention and MLPs as the setting allows, others may have
+    # been left out.
+    if len(outputs) >= most_outputs:
+        chosen.append("outputs")
+    if len(heads):
+        layers = sorted(outputs.loc[outputs["output"] == "attn_out", "layer"])
+        heads_of_attention = heads["heads"].iloc[0] if "heads" in heads else math.nan
+        n_heads = heads_of_attention * len(layers)  # NaN in tables of earlier versions
+        which_heads = _which_heads(len(heads), n_heads, layers)
+        sentences.append(_effects_of_outputs("head", heads, which_heads, is_repeated=True))
+        if len(heads) < n_heads:
+            chosen.append("heads")
+    if chosen:
         sentences.append(
-            f"They were chosen by their transplanting effect on the first {tokens:,} tokens."
+            f"The {' and '.join(chosen)} were chosen by their transplanting effect on the first "
+            f"{tokens:,} tokens."
         )
     sentences.append("An output also carries what changed before it.")
     return " ".join(sentences)
 
 
-def _effects_of_outputs(what: str, rows: pd.DataFrame, is_repeated: bool) -> str:
+def _which_heads(exchanged: int, n_heads: float, layers: Sequence[int]) -> str:
+    """Return which heads were exchanged: ", of all 9 of attention 8", or ", of 4 of the 18 ...".
+
+    Args:
+        exchanged: How many heads were exchanged.
+        n_heads: How many heads the attentions have together; NaN if that is not known.
+        layers: The blocks of these attentions.
+    """
+    attentions = f"attention {', '.join(ranges_in_words(layers))}"
+    if exchanged == n_heads > 1:
+        return f", of all {exchanged} of {attentions}"
+    if math.isnan(n_heads):
+        return f", of {exchanged} that were exchanged, of {attentions}"
+    return f", of {exchanged} that were exchanged of the {n_heads:.0f} of {attentions}"
+
+
+def _effects_of_outputs(what: str, rows: pd.DataFrame, which: str, is_repeated: bool) -> str:
     """Return in words the effects of the first outputs of a table, those with the largest effect.
 
     Args:
         what: "output" or "head".
         rows: A row for each output, or for each head, the greatest effect first.
+        which: Which ones were exchanged, as `effects_in_words` takes it.
         is_repeated: Whether a sentence of the same form came before, so that this may be short.
     """
     components = {"attn_out": "attention", "mlp_out": "MLP"}  # also TransformerLens's names
@@ -517,10 +539,6 @@ def _effects_of_outputs(what: str, rows: pd.DataFrame, is_repeated: bool) -> str
             names.append(f"head {row['layer']}.{row['head']:.0f}")
         else:
             names.append(f"{components[row['output']]} {row['layer']}")
-    which = f", of {len(rows)} that were exchanged"
-    if what == "head":
-        layers = [str(layer) for layer in sorted(rows["layer"].unique())]
-        which = f", of the {len(rows)} of attention {' and '.join(layers)}"
     return effects_in_words(what, names, named, rows, is_repeated, which)
 
 

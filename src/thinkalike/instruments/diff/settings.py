@@ -27,8 +27,8 @@ class DiffConfig(MeasureConfig):
     tokens: int = setting(2048, least=64, most=10**9)
     # number of these tokens on which parts (modules) are exchanged and the control is run
     tokens_per_part: int = setting(512, least=64, most=10**9)
-    # number of attention and MLP outputs that are exchanged, and the same number of attention
-    # heads
+    # number of attention and MLP outputs that are exchanged; of their attention heads, the same
+    # number, or all if there are at most 16
     outputs: int = setting(4, least=0, most=10**6)
     # control that the change is compared with: random_change, random changes of the same size;
     # continued_training, copies of the base that are trained further on data

@@ -26,6 +26,7 @@ from thinkalike.measures.estimates import SCORE_ROUNDING, Estimate, interval_aro
 from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, norms_of_change_and_base, parts_of
+from thinkalike.models.sites import number_of_heads
 from thinkalike.states.contrasts import kind_of_token
 
 FEWEST_OCCURRENCES = 3
@@ -111,7 +112,8 @@ def _onset_and_effects(
     changed module in place of its own. `restoring_effect` is the share that disappears when the
     base's module is put into the changed model, and `transplanting_effect` the share that appears
     when the changed module is put into the base. `mean_effect` is their mean (the Shapley value of
-    two players: this module, and the rest of the change). The shares are left out where the module
+    two players: this module, and the rest of the change). The shares, which have intervals over
+    documents, are left out where the module
     was not exchanged, or where predictions differ by rounding alone.
 
     Args:
@@ -126,13 +128,15 @@ def _onset_and_effects(
         row |= _mean_distance("onset", changes.entering, documents)
     if changes.without is None or changes.alone is None or kl.mean() <= kl_of_rounding():
         return row
-    total = kl.sum()
     without = changes.without.double()
     alone = changes.alone.double()
-    row["restoring_effect"] = float(1 - without.sum() / total)
-    row["transplanting_effect"] = float(alone.sum() / total)
-    kl_of_module = (kl - without + alone) / 2
-    row |= interval_columns("mean_effect", _share_of_kl(kl_of_module, kl, documents))
+    kl_of_effects = {
+        "restoring_effect": kl - without,
+        "transplanting_effect": alone,
+        "mean_effect": (kl - without + alone) / 2,
+    }
+    for name, kl_of_module in kl_of_effects.items():
+        row |= interval_columns(name, _share_of_kl(kl_of_module, kl, documents))
     return row
 
 
@@ -200,18 +204,21 @@ def table_of_outputs(observed: Observations) -> pd.DataFrame:
     """Return one row for each output that was exchanged, with its shares of KL, greatest first.
 
     Outputs are those of attention, of MLPs and of single attention heads. The column `head` is NaN
-    unless the output is that of a single head. The table is empty where no output was exchanged.
+    unless the output is that of a single head, and so is `heads`, the number of heads of the same
+    attention, whether exchanged or not. The table is empty where no output was exchanged.
     """
     documents = observed.documents(observed.n_first_rows)
     kl = observed.kl_of_first_rows().double()
     rows = []
     for hook_point, changes in observed.outputs.items():
-        head = math.nan
+        head = heads = math.nan
         if hook_point.head is not None:
             head = hook_point.head
+            heads = number_of_heads(observed.base) or math.nan
         shares = _onset_and_effects(changes, kl, documents)
         # The integer value of a hook point is its layer.
-        rows.append({"output": hook_point.site, "layer": int(hook_point), "head": head, **shares})
+        place = {"output": hook_point.site, "layer": int(hook_point), "head": head, "heads": heads}
+        rows.append({**place, **shares})
     if not rows:
         return pd.DataFrame()
     table = pd.DataFrame(rows)

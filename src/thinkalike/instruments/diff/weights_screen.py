@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from thinkalike.advice import named_setting
-from thinkalike.instruments.diff.ranges import blocks_in_words
+from thinkalike.instruments.diff.ranges import MOST_RANGES, blocks_in_words, module_names
 from thinkalike.screen import number_text, range_text
 
 MOST_OPERATIONS = 4
@@ -18,6 +18,9 @@ MOST_OPERATIONS = 4
 
 MOST_NAMES = 3
 """At most so many names of tensors are named for each operation."""
+
+MOST_MODULES = 3
+"""At most so many modules are named that hold the remaining tensors, if they have many ranges."""
 
 TIMES_THE_MEDIAN = 3
 """Blocks are named whose weights moved more than so many times as far as the median block's."""
@@ -45,6 +48,7 @@ class EditedTensor(NamedTuple):
     """
 
     tensor: str
+    component: str
     layer: int
     operation: str
     size: float
@@ -59,7 +63,7 @@ class EditedTensor(NamedTuple):
         return math.isnan(self.size) and self.operation not in OPERATIONS_WITHOUT_SIZE
 
 
-def weights_in_words(table: pd.DataFrame) -> str:
+def weights_in_words(table: pd.DataFrame, modules: pd.DataFrame) -> str:
     """Return in words which operation changed which tensors, the most widespread operation first.
 
     Tensors that the same operation changed are named together, for `MOST_OPERATIONS` operations at
@@ -68,6 +72,7 @@ def weights_in_words(table: pd.DataFrame) -> str:
 
     Args:
         table: A row for each tensor that differs, with the operation that changed it.
+        modules: A row for each module, with its effect on predictions if it was exchanged.
     """
     tensors_by_operation: dict[str, list[EditedTensor]] = {}
     # Tables of earlier versions have no column `norm_of_change`.
@@ -83,7 +88,7 @@ def weights_in_words(table: pd.DataFrame) -> str:
     clauses = []
     for operation in most_widespread_first[:MOST_OPERATIONS]:
         tensors = tensors_by_operation[operation]
-        clauses.append(f"{_tensors_in_words(tensors)} {operation}")
+        clauses.append(f"{_tensors_in_words(tensors, modules)} {operation}")
     in_words = "; ".join(clauses)
     remaining = 0
     for operation in most_widespread_first[MOST_OPERATIONS:]:
@@ -158,17 +163,24 @@ def _share_in_words(share: float) -> str:
     return f"about {round(share, 1):.0%}"
 
 
-def _tensors_in_words(tensors: Sequence[EditedTensor]) -> str:
+def _tensors_in_words(tensors: Sequence[EditedTensor], modules: pd.DataFrame) -> str:
     """Return the names of tensors that one operation changed, those of several blocks together.
 
-    Such as "attn.c_proj.weight of blocks 0 to 3". If no simple edit was recognised, the text ends
-    with how far the tensors moved.
+    Such as "attn.c_proj.weight of blocks 0 to 3". Where there are more than `MOST_NAMES` names,
+    the modules of the remaining tensors are named instead. If no simple edit was recognised, the
+    text ends with how far the tensors moved.
+
+    Args:
+        tensors: The tensors.
+        modules: A row for each module, with its effect on predictions if it was exchanged.
     """
     layers_by_name: dict[str, list[int]] = {}
+    tensors_by_name: dict[str, list[EditedTensor]] = {}
     for tensor in tensors:
         # "h.3.attn.c_proj.weight" becomes "*.attn.c_proj.weight" in every block.
         name_in_block = re.sub(r"^.*?\.(\d+)\.", "*.", tensor.tensor)
         layers_by_name.setdefault(name_in_block, []).append(tensor.layer)
+        tensors_by_name.setdefault(name_in_block, []).append(tensor)
     names = []
     for name, layers in layers_by_name.items():
         if name.startswith("*"):
@@ -179,12 +191,50 @@ def _tensors_in_words(tensors: Sequence[EditedTensor]) -> str:
     if len(names) > MOST_NAMES:
         more = len(names) - MOST_NAMES
         in_words += " and 1 more name" if more == 1 else f" and {more} more names"
+        remaining: list[EditedTensor] = []
+        for name in list(layers_by_name)[MOST_NAMES:]:
+            remaining += tensors_by_name[name]
+        in_words += _modules_of(remaining, modules)
     if tensors[0].operation in UNRECOGNISED_OPERATIONS:
         if tensors[0].was_zero:
             in_words += _norm_in_words(tensors)
         else:
             in_words += _distance_in_words(tensors)
     return in_words
+
+
+def _modules_of(tensors: Sequence[EditedTensor], modules: pd.DataFrame) -> str:
+    """Return in words which modules hold some tensors: " in attention 8 and MLP 20".
+
+    If their names have more than `MOST_RANGES` ranges, their number is given, with the names of
+    the `MOST_MODULES` that have the largest effect on predictions, or whose weights moved farthest
+    if the effects are not known. The text is "" for tensors outside of all modules.
+
+    Args:
+        tensors: The tensors.
+        modules: A row for each module.
+    """
+    places = {(tensor.component, tensor.layer) for tensor in tensors}
+    is_holder = [
+        place in places for place in zip(modules["component"], modules["layer"], strict=True)
+    ]
+    holders = modules[is_holder]
+    if holders.empty:
+        return ""
+    names = module_names([row for _, row in holders.iterrows()])
+    n_ranges = 1 + names.count(",") + names.count(" and ")
+    if n_ranges <= MOST_RANGES:
+        return f" in {names}"
+    criterion = "with the largest effects"
+    order = holders["mean_effect"]
+    if order.isna().all():
+        criterion = "whose weights moved farthest"
+        order = holders["relative_weight_change"]
+    first = order.dropna().sort_values(ascending=False, kind="stable").index[:MOST_MODULES]
+    if first.empty:
+        return f" in {len(holders)} modules"
+    largest = module_names([holders.loc[index] for index in first])
+    return f" in {len(holders)} modules (those {criterion}: {largest})"
 
 
 def _norm_in_words(tensors: Sequence[EditedTensor]) -> str:

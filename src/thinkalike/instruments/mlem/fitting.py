@@ -36,6 +36,12 @@ from thinkalike.states.stimuli import StimulusStates, numbered
 
 log = logging.getLogger(__name__)
 
+CHANCE_DRAWS = 19
+"""A score beyond the greatest of so many draws is beyond chance at a level of 5 %."""
+
+MOST_STIMULI_FOR_CHANCE = 1000
+"""For more stimuli, scores by chance take long, and are computed only with a null distribution."""
+
 REFERENCE = "split_half_reference"
 """The column of the split-half reference of all features together."""
 
@@ -199,8 +205,22 @@ def facts_of_condition(
     }
 
 
+def chance_draws(config: AnalyzeConfig, stimuli: Stimuli) -> int:
+    """Return in how many draws features are permuted between groups, for scores by chance.
+
+    There are `CHANCE_DRAWS` if a column groups the stimuli, and these are at most
+    `MOST_STIMULI_FOR_CHANCE`, or a null distribution was asked for; otherwise 0.
+    """
+    has_groups = stimuli.groups_column is not None
+    if not has_groups or sentences_for_folds(config, stimuli) is None:
+        return 0
+    measure = config.measure_as(MLEMConfig)
+    is_cheap = len(stimuli) <= MOST_STIMULI_FOR_CHANCE
+    return CHANCE_DRAWS if is_cheap or measure.null else 0
+
+
 def fit_profiles(
-    config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
+    config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates], chance: int = 0
 ) -> tuple[MLEM, Importance]:
     """Return an encoding model of all layers, and the importance of each feature in each layer.
 
@@ -211,6 +231,7 @@ def fit_profiles(
         config: The job.
         stimuli: The stimuli with their features.
         sides: Their states in each model or recording.
+        chance: The number of draws in which features are permuted between groups.
 
     Raises:
         DataError: The model cannot be fitted to these stimuli.
@@ -248,6 +269,7 @@ def fit_profiles(
                 conditional_on=measure.conditional_on,
                 interactions=[(first, second) for first, second in measure.interactions],
                 null=measure.null,
+                chance=chance,
                 seed=config.seed,
             )
         with (

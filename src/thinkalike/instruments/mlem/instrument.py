@@ -22,6 +22,7 @@ from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.instruments.layer_note import show_layer_note
 from thinkalike.instruments.mlem.fitting import (
     REFERENCE,
+    chance_draws,
     check_condition,
     check_features,
     facts_of_condition,
@@ -39,6 +40,7 @@ from thinkalike.instruments.mlem.screen import (
     has_no_weight,
     permuted_in_words,
     show_scores,
+    unknown_chance_in_words,
     untested_in_words,
 )
 from thinkalike.instruments.mlem.settings import MLEMConfig
@@ -73,7 +75,7 @@ from thinkalike.store import Headline, Result
 class FeatureProfiles(
     OfStimuli,
     kind="mlem",
-    version=9,
+    version=10,
     reads=("model", "target", "layers", "measure", "stimuli", "recipe", "seed"),
 ):
     """Finds the feature profiles of all layers of `model`, and of `model@target` if it differs.
@@ -141,7 +143,8 @@ class FeatureProfiles(
         stimuli = compared.stimuli
         sides = compared.sides
         warn_of_features_confounded_with_words(stimuli)
-        model, importance = fit_profiles(config, stimuli, sides)
+        chance = chance_draws(config, stimuli)
+        model, importance = fit_profiles(config, stimuli, sides, chance)
 
         rows = rows_of_sides(sides)
         profiles = profile_table(model, importance, stimuli, rows)
@@ -199,7 +202,7 @@ class FeatureProfiles(
             stimuli: The stimuli with their features.
             sides: The states of each model, or random ones in their place.
         """
-        fit_profiles(config, stimuli, sides)
+        fit_profiles(config, stimuli, sides, chance_draws(config, stimuli))
         split_half_references(config, stimuli, sides)
         importance_given_word(config, stimuli, sides)
 
@@ -267,10 +270,15 @@ class FeatureProfiles(
         given_feature = (result.config.get("measure") or {}).get("conditional_on")
         profiles = profiles[profiles["feature"] != given_feature]
         profiles = profiles.dropna(subset="importance")  # of features that cannot be permuted
-        show_scores(profiles, scores)
+        groups = cast("Mapping[str, Any] | None", stimuli.get("groups"))
+        show_scores(profiles, scores, groups)
         condition = cast("Mapping[str, Any] | None", result.provenance.get("condition"))
         for sentence in condition_in_words(condition, stimuli["count"]):
             show_text(sentence)
+        if result.config.get("recipe") != "paper":  # whose folds divide groups
+            unknown_chance = unknown_chance_in_words(groups, scores)
+            if unknown_chance:
+                show_text(unknown_chance)
         untested = untested_in_words(result.details, profiles, stimuli, condition)
         if untested:
             show_text(untested)

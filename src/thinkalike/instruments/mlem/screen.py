@@ -10,8 +10,8 @@ import pandas as pd
 
 from thinkalike.advice import named_setting
 from thinkalike.errors import listed
-from thinkalike.instruments.mlem.fitting import COLUMNS_GIVEN_WORD, REFERENCE
-from thinkalike.instruments.mlem.table import SHARE_OF_REFERENCE
+from thinkalike.instruments.mlem.fitting import CHANCE_DRAWS, COLUMNS_GIVEN_WORD, REFERENCE
+from thinkalike.instruments.mlem.table import CHANCE_GREATEST, CHANCE_MEAN, SHARE_OF_REFERENCE
 from thinkalike.matrices import matrix_of
 from thinkalike.measures.sample_size import FEWEST_GROUPS
 from thinkalike.screen import (
@@ -43,6 +43,9 @@ models one each, and of more models none, so that all fits a screen."""
 MOST_MODELS_APART = 2
 """At most so many models have a table each; more have one together."""
 
+
+MOST_GROUPS_WITH_CHANCE = 200
+"""With more groups of six stimuli, ρ by chance is below 0.05."""
 
 SIGNIFICANT = 0.05
 """A feature matters beyond chance in a layer if its corrected p-value is at most this."""
@@ -112,7 +115,9 @@ class NamedInSentences(NamedTuple):
     features: list[str]
 
 
-def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
+def show_scores(
+    profiles: pd.DataFrame, scores: pd.DataFrame, groups: Mapping[str, Any] | None = None
+) -> None:
     """Print how well the features predict the distances in each model: sentences, and a table.
 
     The table has some layers, evenly spaced, and the layers that the sentences name. Up to
@@ -121,6 +126,8 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
     Args:
         profiles: The importance of each feature in each layer.
         scores: The score of each layer.
+        groups: What the provenance of a result says of the column that groups stimuli; None:
+            there is no such column.
     """
     models = scores["model"].unique()
     rows_per_model = max(MOST_ROWS // len(models), FEWEST_ROWS)
@@ -137,7 +144,7 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
         scores_of_model = scores[scores["model"] == model].reset_index(drop=True)
         profiles_of_model = profiles[profiles["model"] == model]
         named_in_sentences = _show_sentences(
-            model, profiles_of_model, scores_of_model, most_changes
+            model, profiles_of_model, scores_of_model, most_changes, groups
         )
         is_named = scores_of_model["layer"].isin(named_in_sentences.layers)
         named_rows = scores_of_model.index[is_named]
@@ -152,7 +159,11 @@ def show_scores(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
 
 
 def _show_sentences(
-    model: str, profiles: pd.DataFrame, scores: pd.DataFrame, most_changes: int
+    model: str,
+    profiles: pd.DataFrame,
+    scores: pd.DataFrame,
+    most_changes: int,
+    groups: Mapping[str, Any] | None,
 ) -> NamedInSentences:
     """Print in sentences what the features explain of one model.
 
@@ -161,6 +172,7 @@ def _show_sentences(
         profiles: A row for each layer of the model and feature, with the feature's importance.
         scores: A row for each layer of the model, with its held-out score.
         most_changes: How many changes over depth are named at most.
+        groups: What the provenance of a result says of the column that groups stimuli, or None.
 
     Returns:
         The layers and features that the sentences name, so that a table can show them.
@@ -171,7 +183,14 @@ def _show_sentences(
     # The importance of features that are permuted only among stimuli of the same word.
     rows_given_word = _rows_given_word(profiles)
 
-    show_text(f"{model}: {_best_in_words(best)} {_peak_in_words(peak)}")
+    sentences = [_best_in_words(best)]
+    greatest_by_chance = nan
+    # The chance of a mean of subjects is not known.
+    if groups is not None and CHANCE_MEAN in scores and scores[CHANCE_MEAN].notna().all():
+        sentences.append(_chance_in_words(best, scores, groups))
+        greatest_by_chance = float(profiles[CHANCE_GREATEST].max())
+    sentences.append(_peak_in_words(peak, greatest_by_chance))
+    show_text(f"{model}: {' '.join(sentences)}")
     if has_corrected_p(profiles):
         show_text(_beyond_chance_in_words(profiles))
     if changes:
@@ -294,14 +313,59 @@ def _best_in_words(best: pd.Series) -> str:
     return f"{sentence}."
 
 
-def _peak_in_words(peak: pd.Series) -> str:
+def _chance_in_words(best: pd.Series, scores: pd.DataFrame, groups: Mapping[str, Any]) -> str:
+    """Return which ρ chance reaches: features that were permuted between groups, such as words.
+
+    Chance is not 0, as stimuli of one group are alike and do not differ in a feature of groups.
+
+    Args:
+        best: The row of the table of scores with the highest score.
+        scores: The rows of all layers of the same model.
+        groups: What the provenance of a result says of the column that groups stimuli.
+    """
+    greatest = float(scores[CHANCE_GREATEST].max())
+    beyond = ""
+    if best["score"] <= greatest:
+        beyond = ", so that this ρ is not shown to be beyond chance"
+    return (
+        f"By chance, ρ is {number_text(best[CHANCE_MEAN], '.3f')} there on average, and at most "
+        f"{number_text(greatest, '.3f')} in any layer: in {CHANCE_DRAWS} permutations of the "
+        f"features between the {groups['count']} values of {groups['column']}{beyond}."
+    )
+
+
+def unknown_chance_in_words(groups: Mapping[str, Any] | None, scores: pd.DataFrame) -> str:
+    """Return a sentence that says why ρ is not 0 by chance, and what tells how large it is.
+
+    It is "" if no column groups stimuli, if chance was computed, and if there are so many groups
+    that it is next to 0, or so few that it cannot be computed.
+
+    Args:
+        groups: What the provenance of a result says of the column that groups stimuli, or None.
+        scores: The table of scores.
+    """
+    if groups is None or CHANCE_MEAN in scores:
+        return ""
+    if not FEWEST_GROUPS <= groups["count"] <= MOST_GROUPS_WITH_CHANCE:
+        return ""
+    return (
+        f"By chance, ρ and importances are above 0, as the stimuli of one of the "
+        f"{groups['count']} values of {groups['column']} are alike, the more the fewer these "
+        f"values; {named_setting('measure.null', 99)} says how far."
+    )
+
+
+def _peak_in_words(peak: pd.Series, greatest_by_chance: float) -> str:
     """Return which feature matters most, and in which layer, or that none is shown to matter.
 
     None matters if the highest importance, rounded, is not above 0. None is shown to matter if the
-    interval of the highest importance has 0 in it.
+    interval of the highest importance has 0 in it, or if a feature that was permuted between
+    groups reaches this importance in some layer.
 
     Args:
         peak: The row of the table of profiles with the highest importance.
+        greatest_by_chance: The greatest importance of a feature that was permuted between groups,
+            in any layer and draw; NaN if it is not known.
     """
     importance = _importance_in_words(peak)
     if round(peak["importance"], 3) <= 0:
@@ -311,10 +375,20 @@ def _peak_in_words(peak: pd.Series) -> str:
             f"no feature is shown to matter: permuting {peak['feature']} lowers ρ most, by "
             f"{importance} in layer {peak['layer']}, and this interval has 0 in it."
         )
-    return (
+    if peak["importance"] <= greatest_by_chance:
+        return (
+            f"no feature is shown to matter: permuting {peak['feature']} lowers ρ most, by "
+            f"{importance} in layer {peak['layer']}, and by chance that is up to "
+            f"{number_text(greatest_by_chance, '.3f')}."
+        )
+    sentence = (
         f"{peak['feature']} matters most: permuting it lowers ρ by {importance} in layer "
-        f"{peak['layer']}."
+        f"{peak['layer']}"
     )
+    if isfinite(greatest_by_chance):
+        by_chance = number_text(greatest_by_chance, ".3f")
+        sentence += f", and by chance by at most {by_chance} in any layer"
+    return f"{sentence}."
 
 
 def has_corrected_p(profiles: pd.DataFrame) -> bool:

@@ -18,6 +18,12 @@ from thinkalike.tables import matrix_rows, repeated_rows
 
 log = logging.getLogger(__name__)
 
+CHANCE_MEAN = "chance_mean"
+"""The column of the mean of scores, or importances, by chance: with features of other groups."""
+
+CHANCE_GREATEST = "chance_greatest"
+"""The column of the greatest of these."""
+
 SHARE_OF_REFERENCE = "share_of_reference"
 """The column of the share of the split-half reference that a score is."""
 
@@ -42,6 +48,8 @@ BLANK_IF_CONDITIONAL = (
     "importance",
     "low",
     "high",
+    CHANCE_MEAN,
+    CHANCE_GREATEST,
     "including_massive_activations",
     "effect",
     "importances",
@@ -58,7 +66,8 @@ def profile_table(
     """Return one row for each layer and feature: importance with its interval, weight, and p.
 
     With weights of interactions of features, `weight` is that of the feature itself. The columns
-    of p-values exist only if a null distribution was computed.
+    of p-values exist only if a null distribution was computed, and those of chance only if
+    features were permuted between groups.
 
     Args:
         model: The encoding model of all layers.
@@ -80,13 +89,17 @@ def profile_table(
     if importance.null is not None:
         columns["p"] = importance.p_values()
         columns["p_corrected"] = importance.p_of_largest()
+    if importance.chance is not None:
+        columns[CHANCE_MEAN] = importance.chance.importances.mean(0)
+        columns[CHANCE_GREATEST] = importance.chance.importances.amax(0)
     return repeated_rows(rows, "feature", stimuli.names, **columns)
 
 
 def score_table(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each layer: held-out Spearman's ρ with its interval, and α of the fit.
 
-    α is the ridge penalty; it is NaN where it is infinite.
+    α is the ridge penalty; it is NaN where it is infinite. If features were permuted between
+    groups, further columns have the mean and the greatest score of that.
 
     Args:
         model: The encoding model of all layers.
@@ -96,12 +109,16 @@ def score_table(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.D
     score = importance.score()
     # With difference=levels, α = ∞ stands for one weight of all pairs of a feature's levels.
     alpha = model.alpha_.where(model.alpha_.isfinite(), torch.nan)
-    return rows.assign(
+    scores = rows.assign(
         score=score.value.numpy(),
         low=score.low.numpy(),
         high=score.high.numpy(),
         alpha=alpha.numpy(),
     )
+    if importance.chance is not None:
+        scores[CHANCE_MEAN] = importance.chance.scores.mean(0).numpy()
+        scores[CHANCE_GREATEST] = importance.chance.scores.amax(0).numpy()
+    return scores
 
 
 def with_share_of_reference(scores: pd.DataFrame) -> pd.DataFrame:

@@ -86,6 +86,23 @@ def fold_interval(
     return interval_around(values.mean(-1), quantile * values.std(-1) * factor)
 
 
+class GroupChance(NamedTuple):
+    """The scores and importances after all features of groups moved together to other groups.
+
+    Neither is 0 by chance if groups have several stimuli. Stimuli of one group are alike, and a
+    feature of groups differs between groups alone, so that any such feature predicts which pairs
+    are close. The fewer the groups, the larger is the share of pairs within one.
+
+    Attributes:
+        scores: The score of each of l layers in each of b draws.
+        importances: The importance of each of f features, likewise; NaN for a feature that no
+            permutation can change.
+    """
+
+    scores: Float[Tensor, "b l"]
+    importances: Float[Tensor, "b l f"]
+
+
 @dataclass(frozen=True, eq=False)
 class Importance:
     """The held-out scores of l layers on k folds, and their drops when features are permuted.
@@ -101,6 +118,8 @@ class Importance:
             `fewest_groups_for_intervals`, all intervals are (-∞, ∞).
         movable: In how many stimuli a permutation can change each feature, given the feature that
             importance is conditional on; None without such a condition.
+        chance: The scores and importances after all features were made irrelevant; None if there
+            were no such draws.
     """
 
     sets: tuple[FeatureSet, ...]
@@ -109,6 +128,7 @@ class Importance:
     null: Float[Tensor, "b l f"] | None
     groups: int
     movable: Int[Tensor, " f"] | None = None
+    chance: GroupChance | None = None
 
     def score(self) -> Estimate:
         """Return the mean ρ of each layer, (l), with its 95 % interval over folds."""
@@ -245,6 +265,7 @@ def feature_importance(
     conditional_on: int | str | None = None,
     interactions: Sequence[tuple[int | str, int | str]] = (),
     null: RepetitionsOrNone = 0,
+    chance: RepetitionsOrNone = 0,
     seed: Seed = 0,
 ) -> Importance:
     """Return the importance of every feature in every layer, by cross-validation over stimuli.
@@ -274,6 +295,8 @@ def feature_importance(
         null: The number of draws in which each feature is made irrelevant: its values move between
             all stimuli (within `conditional_on`), with `groups` between whole groups, see
             `regrouped`, and everything else is repeated, with f times the work for each draw.
+        chance: The number of draws in which all features are made irrelevant at once, in the same
+            way, see `GroupChance`. There are none with fewer than `FEWEST_GROUPS` groups.
         seed: The seed of folds, permutations and draws.
 
     Raises:
@@ -308,7 +331,7 @@ def feature_importance(
     held_out_folds: Iterable[_HeldOutFold] = _held_out_folds(
         model, table, fold_of, permutations, strata, generator
     )
-    if null:  # the ranks of held-out pairs are used many times
+    if null or chance:  # the ranks of held-out pairs are used many times
         held_out_folds = [_with_inner_folds_in_memory(fold) for fold in held_out_folds]
 
     scores_of_folds: list[Tensor] = []
@@ -374,7 +397,14 @@ def feature_importance(
                     draws[number, :, feature] = importance
         if movable is not None:
             draws[:, :, ~is_changed] = torch.nan
-    return Importance(sets, all_scores, all_drops, draws, group_count, movable)
+    by_chance = None
+    if chance and group_count >= FEWEST_GROUPS:
+        by_chance = _by_chance(
+            model, table, held_out_folds, strata, group_of, sets[:f], chance, generator
+        )
+        if movable is not None:
+            by_chance.importances[:, :, movable == 0] = torch.nan
+    return Importance(sets, all_scores, all_drops, draws, group_count, movable, by_chance)
 
 
 def _movable_stimuli(
@@ -499,6 +529,41 @@ def _importance_of_exchanged_feature(
         drops_of_folds.append(scored.drops)
     all_drops = torch.stack(drops_of_folds, 1)  # (layer, fold, permutation, 1)
     return all_drops.mean((1, 2))[:, 0]
+
+
+def _by_chance(
+    model: MLEM,
+    table: StimulusTable,
+    held_out_folds: Iterable[_HeldOutFold],
+    strata: Tensor,
+    group_of: Int[Tensor, " n"],
+    features: Sequence[FeatureSet],
+    count: int,
+    generator: torch.Generator,
+) -> GroupChance:
+    """Return scores and importances after all features moved together between groups.
+
+    Args:
+        model: The parameters of the fits.
+        table: The data; they are not changed.
+        held_out_folds: The folds of the cross-validation.
+        strata: The stratum of each stimulus, within which values move.
+        group_of: The group of each stimulus.
+        features: Each feature as a set of its own.
+        count: The number of draws.
+        generator: What the draws are drawn with.
+    """
+    scores = []
+    importances = []
+    for _ in counted(range(count), "chance"):
+        values = table.values[regrouped(strata, group_of, generator)]
+        fits = [
+            _fit_and_score(model, values, table.columns, fold, features) for fold in held_out_folds
+        ]
+        scores.append(torch.stack([fit.scores for fit in fits]).mean(0))
+        # Of each fold (l, permutations, f); the mean is over folds and permutations.
+        importances.append(torch.stack([fit.drops for fit in fits]).mean((0, 2)))
+    return GroupChance(torch.stack(scores), torch.stack(importances))
 
 
 def _is_name_or_index(value: object) -> bool:
