@@ -271,11 +271,22 @@ def test_a_merge_is_no_parent_of_what_comes_from_its_own_parents():
     assert weights == {"even": [0.5, 0.5, 0.5], "half": [1, 0.7, 0.7], "stacked": [1, 1, 0]}
 
 
-def test_the_weights_of_a_block_are_those_of_the_experts_with_these_parents():
-    blocks = [(0, "mlp.0", {"a": 0.7, "b": 0.3}), (0, "mlp.1", {"a": 1.0}), (1, "mlp.0", {"a": 1.0})]
+def test_weights_that_differ_between_blocks_or_experts_are_a_range():
+    shares = (0.1, 0.3, 0.9)
+    of_blocks = [(layer, "mlp", {"a": share, "b": 1 - share}) for layer, share in enumerate(shares)]
+    of_experts = [(0, f"mlp.{number}", {"a": share, "b": 1 - share}) for number, share in enumerate(shares)]
+    for blocks, name in ((of_blocks, "blocks 0 to 2 are"), (of_experts, "block 0 is")):
+        (sentence,) = merges_in_words(table_of_merged(blocks))
+        assert f"{name} 0.10 to 0.90 a + 0.10 to 0.90 b (explains" in sentence
+
+
+def test_experts_with_different_parents_are_no_unchanged_block():
+    blocks = [(0, "mlp.0", {"a": 1.0}), (0, "mlp.1", {"b": 1.0}), (1, "mlp.0", {"a": 1.0}), (1, "mlp.1", {"a": 1.0})]
     (sentence,) = merges_in_words(table_of_merged(blocks))
-    assert "block 0 is 0.70 a + 0.30 b (" in sentence
-    assert "blocks 0 to 1 are from a, unchanged" in sentence
+    assert "the experts of block 0 have different parents among a, b (merges.csv)" in sentence
+    assert "block 1 is from a, unchanged" in sentence
+    (mixed,) = merges_in_words(table_of_merged([(0, "mlp.0", {"a": 0.7, "b": 0.3}), (0, "mlp.1", {"a": 1.0})]))
+    assert mixed == "merged is a merge: the experts of block 0 have different parents among a, b (merges.csv)."
 
 
 def test_a_family_without_a_merge_names_none(family, tmp_path, cli):

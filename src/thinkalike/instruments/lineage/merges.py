@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.errors import listed
 from thinkalike.instruments.lineage.comparison import ALPHA, Comparison, module_name
 from thinkalike.measures.merges import LEAST_WEIGHT, fit_merge
 from thinkalike.models.units import UnitModel, Units
-from thinkalike.screen import number_text
+from thinkalike.screen import number_text, range_text
 
 Candidate = tuple[UnitModel, Units]
 """A block that may be a parent, with its model."""
@@ -195,17 +196,24 @@ class BlocksOfSameParents(NamedTuple):
     """Successive blocks of a merged model that have the same parents."""
 
     parents: tuple[str, ...]
-    """The names of the parents."""
+    """The names of the parents; of all experts, if these have different ones."""
+
+    has_experts_apart: bool
+    """Whether the experts of each of the blocks have different parents."""
 
     layers: list[int]
-    """The numbers of the blocks; experts of one block have the same number."""
+    """The numbers of the blocks."""
 
     rows: list[pd.DataFrame]
-    """For each block its rows in the table of merges, one for each parent."""
+    """For each block its rows in the table of merges, one for each parent of each expert."""
 
-    def is_continued_by(self, parents: tuple[str, ...], layer: int) -> bool:
-        """Return whether a block with these parents is the next one, or an expert of the last."""
-        return self.parents == parents and layer - self.layers[-1] in (0, 1)
+    def is_continued_by(self, following: BlocksOfSameParents) -> bool:
+        """Return whether other blocks have the same parents, and are next to the last of these."""
+        return (
+            self.parents == following.parents
+            and self.has_experts_apart == following.has_experts_apart
+            and following.layers[0] == self.layers[-1] + 1
+        )
 
 
 def merges_in_words(merges: pd.DataFrame) -> Iterator[str]:
@@ -219,36 +227,57 @@ def merges_in_words(merges: pd.DataFrame) -> Iterator[str]:
     """
     for target, rows_of_target in merges.groupby("target", sort=False):
         runs: list[BlocksOfSameParents] = []
-        blocks = rows_of_target.groupby(["target_layer", "target_module"], sort=False)
-        for _, rows_of_block in blocks:
-            parents = tuple(rows_of_block["source"])
-            layer = int(rows_of_block["target_layer"].iloc[0])
-            if runs and runs[-1].is_continued_by(parents, layer):
-                runs[-1].layers.append(layer)
-                runs[-1].rows.append(rows_of_block)
+        for layer, rows_of_block in rows_of_target.groupby("target_layer", sort=False):
+            block = _block_of_rows(int(str(layer)), rows_of_block)
+            if runs and runs[-1].is_continued_by(block):
+                runs[-1].layers.extend(block.layers)
+                runs[-1].rows.extend(block.rows)
             else:
-                runs.append(BlocksOfSameParents(parents, [layer], [rows_of_block]))
+                runs.append(block)
         clauses = [_parents_of_run_in_words(run) for run in runs]
         yield f"{target} is a merge: {'; '.join(clauses)}."
+
+
+def _block_of_rows(layer: int, rows_of_block: pd.DataFrame) -> BlocksOfSameParents:
+    """Return a single block, with its parents.
+
+    Args:
+        layer: The number of the block.
+        rows_of_block: Its rows in the table of merges. A block of several experts has rows for
+            each of them.
+    """
+    rows_by_module = rows_of_block.groupby("target_module", sort=False)
+    parents_of_modules = {tuple(rows["source"]) for _, rows in rows_by_module}
+    parents = tuple(rows_of_block["source"].unique())
+    return BlocksOfSameParents(parents, len(parents_of_modules) > 1, [layer], [rows_of_block])
 
 
 def _parents_of_run_in_words(run: BlocksOfSameParents) -> str:
     """Return in words the weighted mean of models that some successive blocks are.
 
-    Such as "blocks 0 to 5 are 0.50 a + 0.50 b (explains ...)". Blocks with a single parent are
-    unchanged blocks of it.
+    Such as "blocks 0 to 5 are 0.50 a + 0.50 b (explains ...)", or "0.10 to 0.90 a + ..." if the
+    weights of blocks or experts differ. Blocks with a single parent are unchanged blocks of it. Of
+    experts with different parents, all parents are named.
     """
     first, last = run.layers[0], run.layers[-1]
-    blocks = f"block {first} is"
+    blocks = f"block {first}"
+    verb = "is"
     if last != first:
-        blocks = f"blocks {first} to {last} are"
+        blocks = f"blocks {first} to {last}"
+        verb = "are"
+    if run.has_experts_apart:
+        parents = listed(run.parents)
+        return f"the experts of {blocks} have different parents among {parents} (merges.csv)"
     if len(run.parents) == 1:
-        return f"{blocks} from {run.parents[0]}, unchanged"
+        return f"{blocks} {verb} from {run.parents[0]}, unchanged"
     rows_of_blocks = pd.concat(run.rows)
-    weights = rows_of_blocks.groupby("source")["weight"].mean()
-    mean = " + ".join(f"{weights[parent]:.2f} {parent}" for parent in run.parents)
+    weights_by_parent = rows_of_blocks.groupby("source")["weight"]
+    lowest, highest = weights_by_parent.min(), weights_by_parent.max()
+    terms = []
+    for parent in run.parents:
+        terms.append(f"{range_text(lowest[parent], highest[parent], '.2f')} {parent}")
     explained = number_text(rows_of_blocks["explained"].min(), ".1%")
     return (
-        f"{blocks} {mean} (explains at least {explained} of the squared distance from the nearest "
-        "parent)"
+        f"{blocks} {verb} {' + '.join(terms)} (explains at least {explained} of the squared "
+        "distance from the nearest parent)"
     )

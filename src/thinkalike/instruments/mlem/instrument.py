@@ -271,7 +271,7 @@ class FeatureProfiles(
         profiles = profiles[profiles["feature"] != given_feature]
         profiles = profiles.dropna(subset="importance")  # of features that cannot be permuted
         groups = cast("Mapping[str, Any] | None", stimuli.get("groups"))
-        show_scores(profiles, scores, groups)
+        show_scores(profiles, scores, groups, given_feature)
         condition = cast("Mapping[str, Any] | None", result.provenance.get("condition"))
         for sentence in condition_in_words(condition, stimuli["count"]):
             show_text(sentence)

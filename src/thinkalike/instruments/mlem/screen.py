@@ -116,7 +116,10 @@ class NamedInSentences(NamedTuple):
 
 
 def show_scores(
-    profiles: pd.DataFrame, scores: pd.DataFrame, groups: Mapping[str, Any] | None = None
+    profiles: pd.DataFrame,
+    scores: pd.DataFrame,
+    groups: Mapping[str, Any] | None = None,
+    given_feature: str | None = None,
 ) -> None:
     """Print how well the features predict the distances in each model: sentences, and a table.
 
@@ -128,6 +131,7 @@ def show_scores(
         scores: The score of each layer.
         groups: What the provenance of a result says of the column that groups stimuli; None:
             there is no such column.
+        given_feature: The feature that importances are conditional on; None: they are not.
     """
     models = scores["model"].unique()
     rows_per_model = max(MOST_ROWS // len(models), FEWEST_ROWS)
@@ -144,7 +148,7 @@ def show_scores(
         scores_of_model = scores[scores["model"] == model].reset_index(drop=True)
         profiles_of_model = profiles[profiles["model"] == model]
         named_in_sentences = _show_sentences(
-            model, profiles_of_model, scores_of_model, most_changes, groups
+            model, profiles_of_model, scores_of_model, most_changes, groups, given_feature
         )
         is_named = scores_of_model["layer"].isin(named_in_sentences.layers)
         named_rows = scores_of_model.index[is_named]
@@ -164,6 +168,7 @@ def _show_sentences(
     scores: pd.DataFrame,
     most_changes: int,
     groups: Mapping[str, Any] | None,
+    given_feature: str | None,
 ) -> NamedInSentences:
     """Print in sentences what the features explain of one model.
 
@@ -173,6 +178,7 @@ def _show_sentences(
         scores: A row for each layer of the model, with its held-out score.
         most_changes: How many changes over depth are named at most.
         groups: What the provenance of a result says of the column that groups stimuli, or None.
+        given_feature: The feature that importances are conditional on; None: they are not.
 
     Returns:
         The layers and features that the sentences name, so that a table can show them.
@@ -192,7 +198,7 @@ def _show_sentences(
     sentences.append(_peak_in_words(peak, greatest_by_chance))
     show_text(f"{model}: {' '.join(sentences)}")
     if has_corrected_p(profiles):
-        show_text(_beyond_chance_in_words(profiles))
+        show_text(_beyond_chance_in_words(profiles, given_feature))
     if changes:
         show_text(f"Over depth, importances change: {'; '.join(map(str, changes))}.")
     for row in rows_given_word:
@@ -409,7 +415,7 @@ def has_corrected_p(profiles: pd.DataFrame) -> bool:
 
 
 def condition_in_words(condition: Mapping[str, Any] | None, n_stimuli: int) -> list[str]:
-    """Return sentences about what cannot be permuted within the levels of a feature.
+    """Return sentences about importances that are conditional on a feature: what is permuted.
 
     Args:
         condition: What the provenance of a result says of the feature that importance is
@@ -427,7 +433,10 @@ def condition_in_words(condition: Mapping[str, Any] | None, n_stimuli: int) -> l
     }
     alike = [name for name, count in varying.items() if count == 0]
     in_part = [f"{name} in {count}" for name, count in varying.items() if 0 < count < n_stimuli]
-    sentences = []
+    sentences = [
+        f"Importances are conditional on {feature}: values are permuted within each of its "
+        f"levels, so that {feature} itself has no importance."
+    ]
     if constant:
         sentences.append(
             f"{listed(constant)} cannot be told from {feature}: {_is_or_are(constant)} constant "
@@ -544,33 +553,37 @@ def untested_in_words(
     )
 
 
-def _beyond_chance_in_words(profiles: pd.DataFrame) -> str:
+def _beyond_chance_in_words(profiles: pd.DataFrame, given_feature: str | None) -> str:
     """Return in how many layers each feature matters beyond chance.
 
     Args:
         profiles: The rows of one model in the table of profiles, with p-values.
+        given_feature: The feature that importances are conditional on; None: they are not.
     """
+    beyond_chance = "beyond chance"
+    in_distances = "shapes no distances that these stimuli can show"
+    if given_feature is not None:
+        beyond_chance += f" conditional on {given_feature}"
+        in_distances = f"adds nothing to {given_feature} that these stimuli can show"
+
     profiles = profiles.dropna(subset="p_corrected")
     p = profiles["p_corrected"]
     significant = profiles[p <= SIGNIFICANT]
     if significant.empty:
         return (
-            f"No feature matters beyond chance: the lowest p is {p.min():.2g}, corrected for all "
-            "layers and features."
+            f"No feature matters {beyond_chance}: the lowest p is {p.min():.2g}, corrected for "
+            "all layers and features."
         )
     counts = significant["feature"].value_counts()  # features in no layer are not in it
     features = profiles["feature"].unique()
     most_first = sorted(features, key=lambda feature: -counts.get(feature, 0))
     layers_by_feature = [f"{feature} in {counts.get(feature, 0)}" for feature in most_first]
     sentence = (
-        f"Beyond chance (p ≤ {SIGNIFICANT}, corrected for all layers and features) in this many "
-        f"of {profiles['layer'].nunique()} layers: {', '.join(layers_by_feature)}."
+        f"{capitalised(beyond_chance)} (p ≤ {SIGNIFICANT}, corrected for all layers and features) "
+        f"in this many of {profiles['layer'].nunique()} layers: {', '.join(layers_by_feature)}."
     )
     if len(counts) < len(features):
-        sentence += (
-            " A feature in 0 layers shapes no distances that these stimuli can show; a probe may "
-            "still decode it."
-        )
+        sentence += f" A feature in 0 layers {in_distances}; a probe may still decode it."
     return sentence
 
 
