@@ -215,17 +215,19 @@ def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
 
 
 def inputs_of_stimuli(config: AnalyzeConfig) -> Inputs:
-    """Return what decides the numbers of a measure of stimuli besides its settings, by name.
+    """Return what a measure of stimuli reads, by name: it enters the hash of the job.
 
-    These are the stimuli and the models. With recordings, they are also the hashes of the files,
-    the ids of stimuli, which rows of a recording refer to, and the names of recordings if the user
-    changed them. All of this enters the hash of the job, under which its result is stored.
+    The result of a job is stored under this hash, so that a job whose models or files have changed
+    is computed anew. The inputs are the stimuli and the models. With recordings, they are also the
+    hashes of the files, the ids of stimuli, which rows of a recording refer to, and, if the user
+    gave recordings names of their own, the names of all that is compared.
     """
     if not config.activations:
         stimuli = read_stimuli(config.stimuli)
         return {"stimuli": stimuli, **fingerprints(config, ("model", "target"))}
 
-    without_model = config.without_model()  # the recordings may take the place of `model`
+    # Recordings take the places of the models that the user did not name.
+    without_model = config.without_model()
     stimuli = read_stimuli(without_model.stimuli)
     # The ids decide which row of a recording belongs to which stimulus.
     hash_of_ids = hashlib.sha256(repr(stimuli.ids).encode()).hexdigest()
@@ -242,7 +244,9 @@ def inputs_of_stimuli(config: AnalyzeConfig) -> Inputs:
     for side, name in zip(sides, names, strict=True):
         if not isinstance(side, ModelConfig):
             names_of_recordings.append(name)
-    if names_of_recordings != [recording_name(recording) for recording in config.recordings]:
+    # Recordings come in the same order among the sides and in the settings.
+    names_of_files = [recording_name(recording) for recording in config.recordings]
+    if names_of_recordings != names_of_files:
         inputs["names"] = ", ".join(names)
     return {**inputs, **fingerprints(without_model, ("model", "target"))}
 

@@ -90,9 +90,8 @@ def interpolated_bits(
     copies the most.
 
     The value of copies should rise with their bits. If a copy has a smaller value than one of
-    fewer bits, the larger value is used for it (a running maximum). Several copies may then have
-    one value: this value gives the fewest of their bits, and anything above it more than the most
-    of their bits.
+    fewer bits, the larger value is used for it (a running maximum). If copies of 3 and 4 bits have
+    one value for this reason, exactly this value gives 3 bits, and a greater one more than 4.
 
     Args:
         value: A value and then its jackknife replicates. Each gives a number of bits by itself.

@@ -86,10 +86,11 @@ class WorkingCopy(Generic[Prepared]):
 
     def _new_copy(self) -> tuple[Prepared, list[tuple[Any, Any]]]:
         """Return a new copy, and each tensor or array of the original with the copy of it."""
+        # The memo of `deepcopy`: each copy stands under the `id` of its original. Besides, a list
+        # of all originals stands under the `id` of the memo, so that none of them is freed.
         copies: dict[int, Any] = {}
         copy = copied_layer(self.original, self.measure_name, copies)
         arrays = []
-        # `deepcopy` keeps all that it copied in a list, under the `id` of the dictionary.
         for original in copies.get(id(copies), []):
             if isinstance(original, Tensor | np.ndarray) and id(original) in copies:
                 arrays.append((original, copies[id(original)]))

@@ -251,8 +251,8 @@ class PairMeasure(LayerMatrix, Generic[Settings]):
         """
         settings_of_metric = settings
         if settings.conditional_on != "none":
-            # The batches have removed the mean state of each position already, so that for
-            # "token_position" only the condition on the token is left to the metric.
+            # It is "token" or "token_position". For the latter, the batches have removed the mean
+            # state of each position already, so that only the token is left to the metric.
             settings_of_metric = replace(settings, conditional_on="token")
         source, target = sides
         new_metric = partial(

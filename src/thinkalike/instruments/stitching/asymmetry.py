@@ -41,10 +41,12 @@ def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dic
 
     The penalty of a stitch is the loss of the stitched model less that of the target alone. The
     difference is in nats per token, with an interval over documents and seeds, in the column
-    `asymmetry`. If the tokenizers differ, it is in bits per byte of the text that each direction
-    predicts, in `asymmetry_bits_per_byte`. The dictionary is empty if the tokenizers are the same
-    but the directions were evaluated on different tokens, because the models begin their rows of
-    text differently.
+    `asymmetry`: it is taken document by document. If the tokenizers differ, it is in bits per byte
+    of the text that each direction predicts, in `asymmetry_bits_per_byte`. Each direction then has
+    cut the text into rows and documents of its own, so their penalties are compared as independent
+    ones, which widens the interval. The dictionary is empty if the tokenizers are the
+    same but documents have other numbers of tokens in the two directions, because the models begin
+    their rows of text differently.
 
     Args:
         onward, back: Sums over each document, by name, of either direction: the losses of the
@@ -52,7 +54,7 @@ def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dic
             (`target`), the number of `tokens`, and, if the tokenizers differ, of `target_bytes`.
             Layer pairs are in the same order in both.
     """
-    penalty = loss_sums_of_seeds(onward) - onward["target"]
+    penalty = loss_sums_of_seeds(onward) - onward["target"]  # (pairs, seeds, documents)
     penalty_back = loss_sums_of_seeds(back) - back["target"]
     if "target_bytes" in onward:  # the tokenizers differ
         bits = documents_and_seeds_interval(
