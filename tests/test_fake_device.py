@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
 from torch.utils._python_dispatch import _disable_current_modes
 
 import tiny
+from conftest import with_ci_slow
 from counted_work import KINDS, of_outputs
 from fake_device import FakeDevice, move
 from thinkalike import measures
@@ -161,18 +162,13 @@ MODELS = {f"stitch {loss}": partial(stitched, loss=loss) for loss in STITCH_LOSS
 MODELS |= {"stitch in microbatches": partial(stitched, size=(7, 1)), "diff": changed}
 MODELS |= {level: partial(read, level=level) for level in ("token", "word")}
 
-LONG = {"mlem", "jaccard", "second_order_cosine", "svcca", "soft_matching", "procrustes", "diff"}  # seconds
-LONG |= {"mutual_knn", "differentiable", "token", "word"}
+LIKE_OTHERS = {"jaccard", "second_order_cosine", "svcca", "soft_matching", "disagreement", "jsd", "token_rsa"}
+LIKE_OTHERS |= {"distance_correlation", "stitch mse", "stitch penultimate", "stitch alignment"}
+"""Jobs that compute in much the same way as others, and are tried with the slow tests alone."""
 
 
-def by_length(names):
-    """Long ones run with the slow tests of continuous integration."""
-    return [pytest.param(*own, marks=[pytest.mark.ci_slow] if own[0] in LONG else []) for own in names]
-
-
-@pytest.mark.ci_slow
 @pytest.mark.filterwarnings("ignore:features .* differ on much the same pairs", "ignore:CUDA is not available")
-@pytest.mark.parametrize("name", by_length((name,) for name in (*JOBS, *MODELS)))
+@pytest.mark.parametrize("name", with_ci_slow([*JOBS, *MODELS], *(JOBS.keys() | MODELS.keys()) - LIKE_OTHERS))
 def test_no_job_mixes_devices_or_waits_in_a_loop(name):
     """More states are of half precision, which are widened first, so that all that runs of others runs of them."""
     job = (JOBS | MODELS)[name]
@@ -185,8 +181,9 @@ CHOICES = [(kind, {"null": True, "permutations": 1}) for kind in HAVE_NULL]
 CHOICES += [(kind, {"conditional_on": "token", "null": True, "permutations": 1}) for kind in ("cka", "mutual_knn")]
 
 
-@pytest.mark.ci_slow
-@pytest.mark.parametrize(("kind", "chosen"), by_length(CHOICES))
+@pytest.mark.parametrize(
+    ("kind", "chosen"), with_ci_slow(CHOICES, *(choice for choice in CHOICES if choice[0] not in LIKE_OTHERS))
+)
 def test_nulls_and_groups_mix_no_devices(kind, chosen):
     assert waits(partial(compared, kind), 1, 1, **chosen)
 

@@ -36,7 +36,7 @@ from transformers.utils.deprecation import deprecate_kwarg
 
 import thinkalike
 import tiny
-from conftest import every_second, with_slow
+from conftest import every_second, with_ci_slow, with_slow
 from function_calls import (  # noqa: F401
     ALIKE,
     FEW,
@@ -86,8 +86,7 @@ SAME_CALL = "0"  # stands for the random text that all models of one call of a f
 
 
 # others than mutual_knn go the same way, and the ruler, which takes longest, as R² does
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("kind", with_slow(SETTINGS, *ALIKE, "ruler"))
+@pytest.mark.parametrize("kind", with_ci_slow(SETTINGS, *(set(SETTINGS) - {*ALIKE})))
 def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path):  # noqa: F811
     check_table_of_command(kind, files, cli, tmp_path)
 
@@ -294,8 +293,7 @@ def kept_base(tmp_path_factory):
     return store, thinkalike.compare((small_llama(), tiny.tokenizer()), store=store, texts=FEW_TEXTS, **FEW).key
 
 
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", with_ci_slow(CHANGES, *CHANGES[::2]), ids=lambda change: change.__name__)
 def test_models_that_differ_in_no_weight_and_no_setting_are_two(change, kept_base):
     """The numbers are those of both models by hand, and neither takes the other's place in a store."""
     base, cutter, texts = small_llama(), tiny.tokenizer(), FEW_TEXTS

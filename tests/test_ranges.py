@@ -99,7 +99,7 @@ JOBS = {  # by name: what is fitted or measured
 }
 
 
-@pytest.mark.parametrize("job", with_ci_slow(JOBS, "linear", "paper", "rank", "loss", "cka", "mlem"))
+@pytest.mark.parametrize("job", with_ci_slow(JOBS, "linear", "paper", "rank", "cka", "mlem"))
 def test_a_setting_that_is_taken_is_in_the_key(job):
     check_taken_settings_are_in_the_key(JOBS[job])
 

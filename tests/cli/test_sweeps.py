@@ -21,7 +21,7 @@ from hydra import compose, initialize
 from hydra.core.global_hydra import GlobalHydra
 
 import wandb_runs
-from conftest import ROOT, every_second, results_in, with_slow
+from conftest import ROOT, every_second, results_in
 from thinkalike.cli import DRY_RUN, SHARED, as_analysis
 from thinkalike.completion import readable_line
 from thinkalike.config import MeasureConfig, compose_job
@@ -269,7 +269,7 @@ def test_a_command_composes_once_and_may_set_the_mode_of_hydra(cli, monkeypatch)
     assert "2 of the sweep's jobs failed" in done.stderr
 
 
-@pytest.mark.parametrize("launcher", with_slow(["basic", "joblib"], "joblib"))
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])
 def test_a_sweep_leaves_the_working_folder_as_it_was(launcher, cli, tmp_path_factory, monkeypatch):
     """Hydra writes what it composed for a sweep to multirun.yaml, which may be the name of a user's file."""
     mine = cli.folder / "multirun.yaml"

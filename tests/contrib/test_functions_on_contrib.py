@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import thinkalike
+from conftest import with_ci_slow
 from function_calls import FRAME, PAIR, SETTINGS, _own_cache, check_table_of_command, files  # noqa: F401 (fixtures)
 from thinkalike.config import part_named
 from thinkalike.errors import ConfigError
@@ -14,8 +15,7 @@ SMALL = {
 }
 
 
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", with_ci_slow(SMALL, "steering"))
 def test_a_function_gives_the_table_of_its_command(kind, files, cli, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setitem(SETTINGS, kind, SMALL[kind])  # which the tests of the core share
     check_table_of_command(kind, files, cli, tmp_path)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tiny
-from conftest import composed, results_in
+from conftest import composed, results_in, with_ci_slow
 from one_pass import list_of, results
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import asked_for
@@ -61,8 +61,7 @@ MEASURES = {
 }
 
 
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("name", with_ci_slow(MEASURES, "cka", "given"))
 def test_pairs_have_the_bits_of_each_alone_in_one_pass(name, cli, words, chosen, minis, forwards, tmp_path):
     words = [*words, *MEASURES[name]]
     together = cli("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/together")

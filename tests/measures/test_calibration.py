@@ -187,8 +187,13 @@ def test_permuted_documents_but_not_rows_keep_the_level():
     assert (p_values(DistanceCorrelation(), equal, single=True) <= 0.05 + 1e-9).mean() > 0.2
 
 
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("measure", [CKAMeasure(), MutualKNN(2)], ids=["CKA", "neighbours"])
+@pytest.mark.parametrize(
+    "measure",
+    [
+        pytest.param(CKAMeasure(), id="CKA", marks=pytest.mark.ci_slow),
+        pytest.param(MutualKNN(2), id="neighbours", marks=pytest.mark.slow),
+    ],
+)
 def test_given_the_token_documents_but_not_rows_keep_the_level(measure):
     def scattered():
         return torch.randint(20, (96,))

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import thinkalike as ta
 import tiny
+from conftest import with_ci_slow
 from thinkalike.config import ModelConfig
 from thinkalike.errors import DataError, ModelError, ThinkalikeError
 from thinkalike.models.load import load_model
@@ -130,8 +131,7 @@ def with_massive_first_token(model, bits):
     return copy
 
 
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("where", ["copies alone", "the models"])
+@pytest.mark.parametrize("where", with_ci_slow(["copies alone", "the models"], "copies alone"))
 def test_words_that_are_massive_are_left_out_of_folders_too(root, tmp_path, monkeypatch, where, caplog):
     for name in ("a", "b"):
         shutil.copytree(root / name, tmp_path / name)
