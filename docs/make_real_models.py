@@ -219,9 +219,10 @@ SECTIONS = [
 ]
 INTRODUCTION = """# Real models
 What do the instruments report on real weights? This page has the first results, for SmolLM2-135M-Instruct (Q4_1, 30
-layers) and Gemma 3 270M (Q4_K_M, 18 layers), which are packages of the Python index. `python docs/make_real_models.py`
-makes it on two CPU cores without a GPU. Below each command is what it prints. Each command ran once, some while the
-machine did other work. The [glossary](reference/glossary.md) explains the words on the screens.
+layers) and Gemma 3 270M (Q4_K_M, 18 layers), which are packages of the Python index. The steps `fetch`, `run` and
+`page` of `docs/make_real_models.py` make it on two CPU cores without a GPU. Below each command is what it prints. Each
+command ran once, some while the machine did other work. The [glossary](reference/glossary.md) explains the words on
+the screens.
 
 ## What did a change do to SmolLM2?
 The table has the relative distance of states by layer (`measure=distance`) between SmolLM2 and changed copies of it.

@@ -1,9 +1,12 @@
 """The documentation is true: commands compose, links lead somewhere, and made pages are as their scripts make them."""
 
+import argparse
 import ast
 import inspect
+import itertools
 import json
 import re
+import runpy
 from dataclasses import fields
 from functools import cache
 from html import unescape
@@ -259,23 +262,42 @@ def test_scripts_call_functions_by_their_present_keywords():
     )
 
 
-def unknown_options(words, code):
-    """Return the options of a command line that its script does not name: as a string, or as a default of options."""
-    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
-    read = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "options_of"]
-    known = {f"--{each.arg}" for call in read for each in call.keywords} | set(re.findall(r'"(--[\w-]+)"', code))
-    options = [word.partition("=")[0] for word in words if re.match(r"--\w", word)]
-    return [option for option in options if option not in known]
+class ArgumentsAccepted(Exception):
+    """The parser of a script has accepted its command line."""
 
 
-def test_commands_of_pages_give_scripts_their_present_options():
+def refusal(script, words, capsys):
+    """Run a script until its parser has read a command line, and return what the parser refuses it with, if it does."""
+
+    def parse_and_stop(self, *given):
+        parse_args(self, *given)
+        raise ArgumentsAccepted
+
+    parse_args = argparse.ArgumentParser.parse_args
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+        patch.setattr("sys.argv", [str(script), *words])
+        patch.syspath_prepend(script.parent)
+        with pytest.raises((ArgumentsAccepted, SystemExit)):
+            runpy.run_path(str(script), run_name="__main__")
+    return capsys.readouterr().err.rpartition("error: ")[2]
+
+
+@pytest.mark.ci_slow
+def test_scripts_accept_the_commands_of_pages(capsys):
     """Few tests run the benchmarks, which refuse an option that was renamed. The log keeps what it was."""
     of_today = [each for each in pages.commands() if not each.page.lower().startswith("docs/log")]
-    of_scripts = [each for each in of_today if each.entry.endswith(".py")]
-    lost = [(each, unknown_options(each.words, (ROOT / each.entry).read_text())) for each in of_scripts]
-    assert [command for command, options in lost if options] == []
-    code = 'options = options_of("x", rounds=1)\nparser.add_argument("--width")'
-    assert unknown_options(["--rounds", "2", "--widths", "32", "--width=8"], code) == ["--widths"], "control"
+    refused = {}
+    for command in of_today:
+        file = ROOT / command.entry
+        if file.suffix == ".py" and re.search("argparse|options_of", file.read_text()):
+            for words in itertools.product(*(word.split("|") for word in command.words)):
+                refused[command.page, command.entry, words] = refusal(file, words, capsys)
+    assert len(refused) > 20
+    assert {words: said for words, said in refused.items() if said} == {}
+    cka = ROOT / "benchmarks" / "cka.py"
+    said = refusal(cka, ["--rounds", "2", "--widths", "32"], capsys)
+    assert said == "unrecognized arguments: --widths 32\n", "control"
 
 
 @pytest.mark.ci_slow

@@ -182,6 +182,19 @@ def test_published_sizes_give_published_parameters(name, parameters):
         assert shape.parameters - 2 * shape.vocabulary * shape.width == 11_327_027_200
 
 
+def test_a_model_of_transformer_lens_has_a_shape_when_it_is_in_the_cache_too(tmp_path, monkeypatch):
+    """The hub's cache then has a config.json in TransformerLens's own format."""
+    config = compose_job("train", ["model=solu-3l"]).model
+    repository = tmp_path / f"models--{config.hub_id.replace('/', '--')}"
+    tiny.write_legacy(repository / "snapshots" / "0123", "some/tokenizer")
+    (repository / "refs").mkdir()
+    (repository / "refs" / (config.revision or "main")).write_text("0123")
+    before = shape_of(config)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert before is not None
+    assert shape_of(config) == before
+
+
 def test_a_model_without_known_sizes_has_no_shape(tmp_path):
     assert shape_of(ModelConfig(name="hub", hub_id="some/where")) is None
     for content in ("{damaged", json.dumps({"model_type": "no such thing"})):

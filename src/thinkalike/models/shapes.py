@@ -207,7 +207,9 @@ def _config_json_in_memory(config: LoadedModelConfig) -> Mapping[str, object]:
 def _config_json_of_hub(config: ModelConfig) -> Mapping[str, object]:
     """Return the config.json of a model of the hub without a download; {} if it is not known.
 
-    It is read from the hub's cache, or else from a bundled table of published models.
+    It is read from the hub's cache, or else from a bundled table of published models. A checkpoint
+    in TransformerLens's old layout has a config.json of another format, without a model_type: its
+    sizes are those of the table.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -215,7 +217,7 @@ def _config_json_of_hub(config: ModelConfig) -> Mapping[str, object]:
     cached = try_to_load_from_cache(repository, "config.json", revision=config.revision)
     if isinstance(cached, str):
         config_json = known_config_json(Path(cached).parent)
-        if config_json:
+        if "model_type" in config_json:
             return config_json
     return _published_sizes(repository)
 
