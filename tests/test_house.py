@@ -182,6 +182,7 @@ def test_a_wrong_shape_is_caught_by_its_signature():
 
 UNSAFE = ("pickle.load(", "pickle.Unpickler", "dill", "cloudpickle", "joblib.load", "shelve", "marshal.load")
 MUST_BE = {"weights_only": "True", "allow_pickle": "False", "trust_remote_code": "False"}  # if they are given
+ASKS = re.compile(r"\bAuto[A-Z]\w*\.from_pretrained$")  # on the screen whether to run code, unless told not to
 
 
 def unsafe(source: str) -> list[str]:
@@ -197,6 +198,14 @@ def unsafe(source: str) -> list[str]:
     return found
 
 
+def asking(source: str) -> list[str]:
+    """Return the calls by which transformers may ask on the screen whether to run the code of a folder."""
+    if "from_pretrained" not in source:
+        return []  # which is quicker than to parse it
+    calls = [node for node in nodes(source) if isinstance(node, ast.Call) and ASKS.search(ast.unparse(node.func))]
+    return [ast.unparse(call) for call in calls if "trust_remote_code" not in {word.arg for word in call.keywords}]
+
+
 SOURCES = sorted(path for part in ("src", "tests", "benchmarks", "docs") for path in (ROOT / part).rglob("*.py"))
 
 
@@ -205,6 +214,13 @@ def test_no_file_that_is_read_can_run_code():
     assert {name: found for name, text in texts.items() if (found := unsafe(text))} == {}
     others = [text for name, text in texts.items() if "/tests/" not in name and "pickle" in text]  # of metrics
     assert [name for text in others for name in imported(text) if name.split(".")[0] == "pickle"] == []
+
+
+def test_no_file_that_is_read_makes_transformers_ask_whether_to_run_code():
+    texts = {str(file): file.read_text() for file in (ROOT / "src").rglob("*.py")}
+    assert {name: found for name, text in texts.items() if (found := asking(text))} == {}
+    assert len(asking("transformers.AutoTokenizer.from_pretrained(name)")) == 1, "control"
+    assert asking("AutoConfig.from_pretrained(name, trust_remote_code=False)\nGPT2Model.from_pretrained(name)") == []
 
 
 def test_the_folders_of_tests_are_packages_of_the_source():

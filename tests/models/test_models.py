@@ -1,5 +1,6 @@
 """FrozenModel: cut anywhere, it is the model that was loaded, from a folder, a hub or memory."""
 
+import contextlib
 import functools
 import json
 import math
@@ -11,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import MixtralConfig, MixtralForCausalLM, masking_utils
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, masking_utils
 
 import hub
 import tiny
@@ -345,6 +346,25 @@ def test_a_hub_model_whose_family_cannot_be_read_is_one_line(config_json, key, s
     served()
     with pytest.raises(ModelError, match=key):
         load_model(ModelConfig(name="empty", hub_id="someone/empty"))
+
+
+@pytest.mark.parametrize("auto_map", [["mine.Mine", "mine.Mine"], ["mine.Mine", None], "mine.Mine"])
+def test_code_of_a_tokenizers_folder_is_neither_run_nor_asked_about(auto_map, tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    sizes = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    config = LlamaConfig(num_hidden_layers=2, num_key_value_heads=2, **sizes)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) | {"auto_map": {"AutoTokenizer": auto_map}, "tokenizer_class": "Mine"}
+    file.write_text(json.dumps(settings))
+    (folder / "mine.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
+    questions = []
+    monkeypatch.setattr("builtins.input", lambda question="": questions.append(question) or "y")
+    with contextlib.suppress(ModelError):  # where transformers has no other class for the tokenizer
+        load_model(ModelConfig(name="mine", path=str(folder)))
+    assert questions == []
+    assert not (tmp_path / "ran").exists()
 
 
 def test_fused_attention_is_the_native_one(tokens):

@@ -210,7 +210,7 @@ def _checked_reading(path: Path) -> _Reading:
     if not isinstance(architecture, str):
         raise ModelError(f"{path} states no general.architecture; {TAKE_ORIGINAL}")
     check_counts(fields, path, lambda: len(header.types))
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
 
     _check_is_model(fields, path)
     _check_special_tokens(header, path)

@@ -641,6 +641,6 @@ def _tokenizer_at(place: str) -> PreTrainedTokenizerBase | None:
     try:
         if file.is_file():
             check_growth_of_texts(file)
-        return AutoTokenizer.from_pretrained(place, local_files_only=True)
+        return AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
     except Exception:  # the library raises any, for files of any content
         return None

@@ -318,7 +318,7 @@ def _read_by_transformers(
             **path_arguments(place),
             revision=config.revision or "main",
             output_loading_info=True,
-            trust_remote_code=False,  # else transformers asks on the screen
+            trust_remote_code=False,  # else transformers asks on the screen whether to run it
             ignore_mismatched_sizes=True,  # they are in the report, and the caller refuses them
             **options,
         )

@@ -55,7 +55,9 @@ def read_tokenizer(config: ModelConfig, place: str) -> PreTrainedTokenizerBase:
         check_growth_of_texts(Path(file))
     tokenizer = None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(
+            place, revision=revision, trust_remote_code=False
+        )
         tokenizer = without_dropout(tokenizer, config.called)
     except ValueError as error:
         # This is what transformers says where there is no tokenizer.

@@ -460,7 +460,9 @@ def _sizes_in_config_json(config: ModelConfig) -> dict[str, int]:
     # `place` is a folder or the name of a repository, of which `commit` is the version.
     with explaining_loading_errors(config), checkpoint_location(config) as (place, commit):
         revision = None if named_folder(config) else commit
-        hf_config = AutoConfig.from_pretrained(**path_arguments(place), revision=revision)
+        hf_config = AutoConfig.from_pretrained(
+            **path_arguments(place), revision=revision, trust_remote_code=False
+        )
     d_head = hf_config.hidden_size // hf_config.num_attention_heads
     rope_parameters = getattr(hf_config, "rope_parameters", None) or {}
     rotary_share = rope_parameters.get("partial_rotary_factor", 0)
