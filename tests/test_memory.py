@@ -158,6 +158,7 @@ def test_a_budget_is_what_the_user_allows_or_what_is_there(machine):
     assert (asked.total, asked.is_requested) == (8e9, True)
     assert asked.room == pytest.approx((USABLE_SHARE * 8e9 - USED) / FRAGMENTATION)
     assert Budget.of(CPU, 1e12) == free, "no more than there is"
+    assert Budget.of(CPU, 0.0) == Budget(0.0, float(USED), is_requested=True), "nothing is a limit, too"
     assert (asked.limit, free.limit) == ("trainer.memory allows 8.0 GB", "this device has 16.4 GB")
 
 
@@ -206,7 +207,7 @@ def test_a_job_that_does_not_fit_is_refused_by_the_setting(cli, minis, text_file
         "data.evaluation_share=0.4",
     ]
     refused = cli("train.py", *words, f"store={tmp_path}/store").error
-    assert "stitches of 4 layer pairs need at least 0 MB of memory beside 500 MB in use" in refused
+    assert "stitches of 4 layer pairs need at least 500 MB of memory (500 MB of it are in use already)" in refused
 
 
 LAYERS = 3

@@ -263,6 +263,8 @@ def measure_class(**methods):
     ({"compare": lambda self, x, y: torch.ones(3)}, "must give one real number"),
     ({"compare": lambda self, x, y: x @ y}, "raised RuntimeError: mat1"),
     ({"compare": max, "prepare": lambda self, layer, name: {}["k"]}, "raised KeyError: 'k'"),
+    ({"compare": lambda self, x, y: sys.exit(0)}, r"called sys\.exit\(0\)"),
+    ({"compare": max, "prepare": lambda self, layer, name: sys.exit("no")}, r"called sys\.exit\(no\)"),
 ])  # fmt: skip
 def test_a_class_of_ones_own_is_blamed_as_a_function_is(methods, reason):
     rows = torch.arange(12.0).reshape(6, 2).sin()

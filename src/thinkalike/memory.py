@@ -66,7 +66,7 @@ class Budget:
         """
         used = float(bytes_in_use(device))
         reachable = used + available_bytes(device) / processes
-        if requested and requested < reachable:
+        if requested is not None and requested < reachable:
             return cls(requested, used, is_requested=True)
         return cls(reachable, used)
 
@@ -93,7 +93,8 @@ def check_memory(subject: str, memory: float, budget: Budget, remedy: str) -> No
         ResourceError: it has less.
     """
     if budget.used + memory > budget.total:
-        needed = f"{readable(memory)} of memory beside {readable(budget.used)} in use"
+        in_all = readable(budget.used + memory)
+        needed = f"{in_all} of memory ({readable(budget.used)} of it are in use already)"
         raise ResourceError(f"{subject} at least {needed}, and {budget.limit}; {remedy}")
 
 

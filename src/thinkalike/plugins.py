@@ -169,6 +169,8 @@ def blaming(what: str) -> Iterator[None]:
         yield
     except (ThinkalikeError, MemoryError):
         raise
+    except SystemExit as error:  # else the program would end as if the job were done
+        raise PluginError(f"{what} called sys.exit({error.code})") from error
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # of torch, which takes seconds to import
             raise

@@ -895,6 +895,28 @@ def test_a_sparse_state_is_not_resumed_from(tmp_path, caplog):
     assert not sparse.exists()
 
 
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda file: file.unlink(),
+        lambda file: file.rename(file.with_suffix(".old")),
+        lambda file: (file.unlink(), file.mkdir()),
+        lambda file: (file.unlink(), file.symlink_to("/dev/zero")),
+        lambda file: (file.unlink(), os.mkfifo(file)),
+    ],
+    ids=["deleted", "renamed", "folder", "link", "pipe"],
+)
+def test_a_result_without_its_manifest_is_named(replace, tmp_path):
+    folder = result_in(tmp_path)
+    (tmp_path / "stitching" / "def.partial").mkdir()
+    assert search(tmp_path).skipped == [], "control: a job that runs has no manifest either"
+    replace(folder / "manifest.json")
+    content = search(tmp_path)
+    assert content.entries == []
+    (skipped,) = content.skipped
+    assert f"{folder} is damaged: it has result.json, and manifest.json is no file there" in skipped
+
+
 @pytest.mark.parametrize("date", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "10000-01-01", "soon"])
 def test_a_date_beyond_the_calendar_is_said_with_its_file(date, tmp_path):
     folder = result_in(tmp_path)

@@ -13,6 +13,7 @@ from pathlib import Path
 from thinkalike.errors import StoreError, flat, reason_in_words
 from thinkalike.processes import counted
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
+from thinkalike.store.manifest import MANIFEST, RECORD
 
 MOST_SEARCHED = 1000  # folders that are looked at for a store where a user named another folder
 
@@ -143,6 +144,7 @@ def search(store: Path, endings: Collection[str] = ()) -> StoreContent:
             content.unfinished.append(folder)
         with skipping(folder, content.skipped):
             if not is_sealed(folder):
+                _check_is_no_result(folder)
                 continue
             problem = damage(folder, endings)
             if problem is not None:
@@ -154,6 +156,15 @@ def search(store: Path, endings: Collection[str] = ()) -> StoreContent:
         _check_is_store(store, folders)
     content.entries.sort(key=lambda entry: entry.date)
     return content
+
+
+def _check_is_no_result(folder: Path) -> None:
+    """Check that a folder without a manifest has no record, which a finished result alone has.
+
+    A job that runs, or was stopped, has its files in a folder of another name.
+    """
+    if folder.suffix != ".partial" and os.path.lexists(folder / RECORD):
+        raise StoreError(f"{folder} is damaged: it has {RECORD}, and {MANIFEST} is no file there")
 
 
 def _check_is_store(store: Path, folders: Sequence[Path]) -> None:

@@ -300,7 +300,7 @@ def _blaming_unless_value_error(kind: str) -> Iterator[None]:
         yield
     except ValueError:  # by which a measure refuses rows
         raise
-    except Exception:
+    except (Exception, SystemExit):
         # Raised again inside `blaming`, the error becomes a PluginError with the measure's name.
         with plugins.blaming(f"measure {kind}"):
             raise

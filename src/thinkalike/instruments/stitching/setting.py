@@ -101,7 +101,7 @@ class StitchSetting:
         for `STATE_BYTES_ON_CPU` besides the memory in use now, however much is free.
         """
         device = self.target.device
-        if self.memory:
+        if self.memory is not None:
             return Budget.of(device, self.memory)
         limit = None
         if device.type == "cpu":
