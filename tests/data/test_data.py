@@ -231,6 +231,37 @@ def test_ordinary_text_is_not_divided(name):
     assert divide_at_marks(ORDINARY[name])[:2] == ([ORDINARY[name]], [])
 
 
+@pytest.mark.parametrize(
+    "around",
+    ["<code>{}</code>", "**{}**", "~~{}~~", "«{}»", "„{}“", "”{}”", "「{}」", "（{}）", "，{}，", "—{}—", "EOS={}",
+     "f({}, 1)", "token:{}", "x+{}", "#{}", "${}$", r"\texttt[{}]", r'\"{}\"', "&quot;{}&quot;", "the {}, which", "an {}."],
+)  # fmt: skip
+def test_a_text_that_mentions_a_mark_again_and_again_is_not_divided(around):
+    mention = around.format("<|endoftext|>")
+    text = f"The tokenizer has {mention} as a mark.\nLater lines use {mention} again, and {mention} is last.\n"
+    assert divide_at_marks(text)[:2] == ([text], [])
+
+
+@pytest.mark.parametrize("ends", [".", "!", '."', ".”", ")", "}", "**", "。", " }", "…", "`", "</p>", "word", ";"])
+@pytest.mark.parametrize(
+    "begins", ["Once", '"Once', "“Once", " Once", "# Once", "- once", "(once", "<p>once", "¿once", "\nonce"]
+)
+def test_a_mark_between_two_texts_divides_whatever_these_end_and_begin_with(ends, begins):
+    if ends[-1] in '"“”`' and begins[0] in '"“':
+        pytest.skip("a mark between quotes is a mention")
+    documents = [f"{begins} upon a time {number}, the end{ends}" for number in range(4)]
+    assert divide_at_marks("<|endoftext|>".join(documents)).documents == [text.strip("\n") for text in documents]
+
+
+def test_an_end_that_is_rarer_than_the_marks_that_divide_is_named():
+    """The single words behind a mark look like speakers of a chat, at whose turns the end of a text stands."""
+    repositories = [
+        f"<|repo_name|>r{number}\n<|file_sep|>a.py\nx\n<|file_sep|>b.py\ny\n<|endoftext|>\n" for number in range(3)
+    ]
+    divided = divide_at_marks("".join(repositories))
+    assert divided.marks == ["<|endoftext|>"] or divided.unused_marks == {"<|endoftext|>": 3}
+
+
 @pytest.mark.parametrize("name", UNCLEAR)
 def test_a_warning_names_marks_at_which_a_text_file_is_not_divided(name, tmp_path, config, caplog):
     text, count, names = UNCLEAR[name]

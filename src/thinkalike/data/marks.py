@@ -28,6 +28,7 @@ Marks that may divide documents, but are not used to, are counted, so that a war
 from __future__ import annotations
 
 import re
+import unicodedata
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,12 @@ SPEAKER = re.compile(r"(\w{1,32})(?:[ \t]*\n|(?=<[|｜]))")
 OPENING_QUOTES = "\"'`([{“‘"
 CLOSING_QUOTES = "\"'`)]}”’"
 BEFORE_OPENING_QUOTES = " \t\n([{=,:"
+
+JOINING = "=:+/\\@#$&<"
+"""No text ends with these, so that what follows one is part of the same text, as in EOS=MARK."""
+
+BEGINNING = "\"'*#@/\\¡¿"
+"""With these a text may begin. All other punctuation of sentences goes on with what is before."""
 
 MOST_MARKS = 64
 """A tokenizer has a few marks that begin or end a text. Names that differ in more lines, such as
@@ -188,7 +195,16 @@ def divide_at_marks(text: str) -> DividedText:
     if not marks:
         unclear = {mark: use for mark, use in uses.items() if use.is_unclear}
         return DividedText([text], [], _counts_in(unclear))
-    unused = {mark: use for mark, use in candidates.items() if mark not in marks}
+    # Marks of turns are more frequent than those of documents: a rarer one may be no such mark.
+    count = min(uses[mark].count for mark in marks)
+    rarer_marks = {
+        mark: use
+        for mark, use in structuring.items()
+        if use.may_divide(mark) and use.count < count
+    }
+    unused = {
+        mark: use for mark, use in {**candidates, **rarer_marks}.items() if mark not in marks
+    }
 
     divides_within_lines = {mark: uses[mark].divides_within_lines(mark) for mark in marks}
     pieces = []
@@ -237,7 +253,7 @@ def _structure(text: str) -> tuple[list[_Occurrence], dict[str, _MarkUse]]:
         use = uses.setdefault(mark, _MarkUse())
         if _is_on_line(text, occurrence):
             use.on_lines += 1
-        elif not _is_quoted(text, start, end) and (
+        elif not _is_inside_sentence(text, start, end) and (
             follows_mark or _touches_text(text, start, end)
         ):
             use.attached += 1
@@ -292,6 +308,42 @@ def _touches_text(text: str, start: int, end: int) -> bool:
     if begins_line:
         return not after.isspace()
     return after.isalnum() or not text[start - 1].isspace()
+
+
+def _is_inside_sentence(text: str, start: int, end: int) -> bool:
+    """Return whether a sentence goes on over a mark, so that it is about the mark.
+
+    This is so if the mark is quoted; if it is behind a character that opens or joins, as in
+    `(MARK` and `EOS=MARK`, or behind others that follow a blank, as in `is **MARK`; and if what is
+    behind it closes or goes on, as `MARK</code>`, `MARK)` and `MARK, which` do.
+    """
+    after = text[end : end + 1]
+    if text.startswith("</", end) or _goes_on(after):
+        return True
+    line_start = text.rfind("\n", 0, start) + 1
+    before = text[line_start:start]
+    if not before or before[-1].isspace():
+        return False
+    if before[-1] in JOINING or unicodedata.category(before[-1]) in ("Ps", "Pi"):
+        return True
+    punctuation = re.search(r"[^\w\s]*\Z", before)
+    assert punctuation is not None  # the pattern also matches nothing
+    follows_blank = punctuation.start() == 0 or before[punctuation.start() - 1].isspace()
+    opens_behind_blank = bool(punctuation[0]) and follows_blank and not _ends(punctuation[0][0])
+    return opens_behind_blank or _is_quoted(text, start, end)
+
+
+def _goes_on(character: str) -> bool:
+    """Return whether a character closes or continues a sentence, and begins no text."""
+    if not character or character in BEGINNING:
+        return False
+    return character == "&" or unicodedata.category(character) in ("Pe", "Pf", "Po")
+
+
+def _ends(character: str) -> bool:
+    """Return whether a character may end a text also if a blank is in front of it, as in ` }`."""
+    category = unicodedata.category(character)
+    return category == "Pe" or (category == "Po" and character not in BEGINNING)
 
 
 def _is_quoted(text: str, start: int, end: int) -> bool:
@@ -462,7 +514,7 @@ def _attached_bare_marks(text: str) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for match in BARE_MARK.finditer(text):
         start, end = match.span()
-        is_attached = _touches_text(text, start, end) and not _is_quoted(text, start, end)
+        is_attached = _touches_text(text, start, end) and not _is_inside_sentence(text, start, end)
         if _names_boundary(match[0]) and is_attached:
             counts[match[0]] += 1
     return {mark: count for mark, count in counts.items() if count >= FEWEST_REPEATS}
