@@ -234,7 +234,8 @@ def test_ordinary_text_is_not_divided(name):
 @pytest.mark.parametrize(
     "around",
     ["<code>{}</code>", "**{}**", "~~{}~~", "«{}»", "„{}“", "”{}”", "「{}」", "（{}）", "，{}，", "—{}—", "EOS={}",
-     "f({}, 1)", "token:{}", "x+{}", "#{}", "${}$", r"\texttt[{}]", r'\"{}\"', "&quot;{}&quot;", "the {}, which", "an {}."],
+     "f({}, 1)", "token:{}", "x+{}", "#{}", "${}$", r"\texttt[{}]", r'\"{}\"', "&quot;{}&quot;",
+     "the {}, which", "an {}."],
 )  # fmt: skip
 def test_a_text_that_mentions_a_mark_again_and_again_is_not_divided(around):
     mention = around.format("<|endoftext|>")

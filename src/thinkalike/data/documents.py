@@ -61,7 +61,7 @@ SPLIT_VERSION = 2
 PIECES_VERSION = 1
 """Raised where a change cuts documents elsewhere."""
 
-USER_TEXT_VERSION = 2
+USER_TEXT_VERSION = 3
 """Raised where a change divides users' files elsewhere, or moves documents of users or the hub."""
 
 FEWEST_WHOLE_DOCUMENTS = 200
