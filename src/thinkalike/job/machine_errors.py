@@ -31,8 +31,9 @@ def explaining_machine_errors(job: StoredJob | UnkeptJob) -> Iterator[None]:
 
     The line says how to get along with less, and whether the job can be resumed. A panic in the
     Rust code of a tokenizer becomes a ModelError. A SystemExit, which only code of the user
-    raises while a job runs, becomes a PluginError: the job is not done, whatever its status says. An interruption by a signal passes on, with the
-    attribute `kept`: whether the job can be resumed. Other errors pass unchanged.
+    raises while a job runs, becomes a PluginError: the job is not done, whatever its status says.
+    An interruption by a signal passes on, with the attribute `kept`: whether the job can be
+    resumed. Other errors pass unchanged.
 
     Args:
         job: The job that runs in the body.

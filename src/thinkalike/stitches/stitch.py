@@ -253,7 +253,8 @@ def _map_of_plugin(kind: str, width_in: int, width_out: int) -> nn.Module:
             shape = tuple(module(torch.zeros(*PROBE_SHAPE, width_in)).shape)
     except (Exception, SystemExit) as error:  # whatever the user's code raises
         taken = (*PROBE_SHAPE, width_in)
-        raise PluginError(f"stitch {kind} does not take {taken}: {reason_in_words(error)}") from error
+        reason = reason_in_words(error)
+        raise PluginError(f"stitch {kind} does not take {taken}: {reason}") from error
 
     expected_shape = (*PROBE_SHAPE, width_out)
     is_trainable = isinstance(module, nn.Module) and any(True for _ in module.parameters())
