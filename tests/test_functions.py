@@ -2200,6 +2200,10 @@ class Incomparable:
         (lambda: compare(PAIR[0], texts=(1 / number for number in (1, 0))), "^texts holds a float"),
         (lambda: compare(PAIR[0], texts=(f"{1 / n}" for n in (1, 0))), r"^texts ends in an error after 1 .*ZeroDiv"),
         (
+            lambda: compare(PAIR[0], texts=(sys.exit(0) for _ in "a")),
+            r"^texts ends in an error after 0 .*SystemExit: 0",
+        ),
+        (
             lambda: compare(PAIR[0], texts=["same"] * 50),
             r"^texts has too little text .* 49 are empty or a copy of one before, 1 is ",
         ),

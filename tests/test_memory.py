@@ -208,6 +208,7 @@ def test_a_job_that_does_not_fit_is_refused_by_the_setting(cli, minis, text_file
     ]
     refused = cli("train.py", *words, f"store={tmp_path}/store").error
     assert "stitches of 4 layer pairs need at least 500 MB of memory (500 MB of it are in use already)" in refused
+    assert "; allow more, or choose fewer layers" in refused
 
 
 LAYERS = 3

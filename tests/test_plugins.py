@@ -209,6 +209,12 @@ REFUSED = {
     "no file": ("nowhere.py:x", None),
     "nothing of this name": ("bad.py:x", "y = 1\n"),
     "an error": ("bad.py:x", "x = 1 / 0\n"),
+    "an exit": ("bad.py:x", "import sys\nsys.exit(0)\n"),
+    "a function that exits": ("bad.py:x", "import sys\nx = lambda d, e: sys.exit()\n"),
+    "a module that exits": (
+        "bad.py:x",
+        HEAD + "class x(nn.Module):\n    __init__ = lambda *_: None\n    __call__ = exit\n",
+    ),
     "no weights": ("bad.py:x", HEAD + "x = lambda d, e: nn.ReLU()\n"),
     "other widths": ("bad.py:x", HEAD + "x = lambda d, e: nn.Linear(d, e + 1)\n"),
     "a module that takes no states": ("bad.py:x", HEAD + "x = lambda d, e: nn.Linear(d + 1, e)\n"),

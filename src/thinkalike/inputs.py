@@ -277,7 +277,7 @@ def _texts_in(texts: Iterable[object]) -> Iterator[object]:
         for text in texts:
             yield text
             count += 1
-    except Exception as error:  # of any kind, as code of the user runs here
+    except (Exception, SystemExit) as error:  # of any kind, as code of the user runs here
         reason = reason_in_words(error)
         raise ConfigError(f"texts ends in an error after {count} of its items ({reason})") from error
 

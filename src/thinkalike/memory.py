@@ -95,7 +95,8 @@ def check_memory(subject: str, memory: float, budget: Budget, remedy: str) -> No
     if budget.used + memory > budget.total:
         in_all = readable(budget.used + memory)
         needed = f"{in_all} of memory ({readable(budget.used)} of it are in use already)"
-        raise ResourceError(f"{subject} at least {needed}, and {budget.limit}; {remedy}")
+        more = "allow more, or " if budget.is_requested else ""
+        raise ResourceError(f"{subject} at least {needed}, and {budget.limit}; {more}{remedy}")
 
 
 def bytes_in_use(device: torch.device) -> int:

@@ -196,13 +196,13 @@ def _module(path: Path, content: bytes) -> ModuleType:
     sys.modules[module.__name__] = module  # where dataclasses look for the types of their fields
     try:
         exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         del sys.modules[module.__name__]
         raise PluginError(f"{path} cannot be run: {_where_it_failed(error, path)}") from error
     return module
 
 
-def _where_it_failed(error: Exception, path: Path) -> str:
+def _where_it_failed(error: BaseException, path: Path) -> str:
     """Return the error of a user's file in one line, with the last line of the file that ran."""
     reason = reason_in_words(error)
     lines = []

@@ -30,7 +30,7 @@ from thinkalike.config import (
     TrainerConfig,
     measure_schema,
 )
-from thinkalike.errors import ConfigError, DataError, ResourceError, ResultError, StoreError
+from thinkalike.errors import ConfigError, DataError, PluginError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
 from thinkalike.job import Outcome, Work
 from thinkalike.job.gathered_warnings import GatheredWarnings
@@ -101,6 +101,13 @@ def test_force_ignores_the_state_of_an_interrupted_run(tmp_path):
     assert set(perform(Toy(), config(tmp_path, force=True)).table["start"]) == {0}
 
 
+@pytest.mark.parametrize("status", [0, 5, None, "enough"])
+def test_code_that_ends_the_process_leaves_no_job_that_looks_done(status, tmp_path):
+    with pytest.raises(PluginError, match=rf"toy_job\.py, line \d+, called sys\.exit\({status}\) while the job ran"):
+        perform(Toy(break_off=SystemExit(status)), config(tmp_path))
+    assert perform(Toy(), config(tmp_path)).table is not None, "nothing of it is taken for a result"
+
+
 class Broken(Toy, kind="broken", reads=("measure",), config=Config):
     """Computes what it is told to."""
 
@@ -127,7 +134,7 @@ NOT_FINITE = {  # what the message says of where
 
 @pytest.mark.parametrize("said", NOT_FINITE)
 def test_a_number_that_is_not_finite_is_never_stored(said, tmp_path):
-    with pytest.raises(ResultError, match=re.escape(said)):
+    with pytest.raises(ResultError, match=f"{re.escape(said)}, .*and the measure if it is your own"):
         perform(Broken(**NOT_FINITE[said]), config(tmp_path / "store"))
     assert list(tmp_path.iterdir()) == []
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
+import traceback
 from collections.abc import Iterator
 
 from thinkalike.advice import named_setting
-from thinkalike.errors import ModelError, ResourceError, chain, one_line, panicked
+from thinkalike.errors import ModelError, PluginError, ResourceError, chain, one_line, panicked
 from thinkalike.processes import Interrupted
 from thinkalike.store import StoredJob
 from thinkalike.unkept import UnkeptJob
@@ -29,8 +30,10 @@ def explaining_machine_errors(job: StoredJob | UnkeptJob) -> Iterator[None]:
     """Turn an error that means too little memory or disk space into a one-line ResourceError.
 
     The line says how to get along with less, and whether the job can be resumed. A panic in the
-    Rust code of a tokenizer becomes a ModelError. An interruption by a signal passes on, with the
-    attribute `kept`: whether the job can be resumed. Other errors pass unchanged.
+    Rust code of a tokenizer becomes a ModelError. A SystemExit, which only code of the user
+    raises while a job runs, becomes a PluginError: the job is not done, whatever its status says.
+    An interruption by a signal passes on, with the attribute `kept`: whether the job can be
+    resumed. Other errors pass unchanged.
 
     Args:
         job: The job that runs in the body.
@@ -48,6 +51,12 @@ def explaining_machine_errors(job: StoredJob | UnkeptJob) -> Iterator[None]:
             raise
         how_to_resume = " to resume from the last state" if job.has_states() else ""
         raise ResourceError(f"{reason}, and rerun the command{how_to_resume}") from error
+    except SystemExit as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise PluginError(
+            f"{place.filename}, line {place.lineno}, called sys.exit({error.code}) while the job "
+            "ran, so nothing is stored"
+        ) from error
     except BaseException as error:
         if panicked(error):
             raise ModelError(

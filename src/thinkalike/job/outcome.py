@@ -157,7 +157,8 @@ class Outcome:
         row = "" if table is None else _row_in_words(table, position[0])
         raise ResultError(
             f"{name}{written_position}{row} came out as {array[position]}, so nothing is stored; "
-            "check the weights or arrays that are compared; of a text take more, and "
+            "check the weights or arrays that are compared, and the measure if it is your own; "
+            "of a text take more, and "
             f"{named_setting('model.dtype', 'float32')}"
         )
 

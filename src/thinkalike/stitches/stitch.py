@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import orthogonal
 
 from thinkalike import plugins
 from thinkalike.arguments import Count, Seed, shown, takes_arrays
-from thinkalike.errors import PluginError, one_line
+from thinkalike.errors import PluginError, reason_in_words
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.moments import LayerPair
 from thinkalike.stitches.kinds import KINDS, NORMS
@@ -251,9 +251,10 @@ def _map_of_plugin(kind: str, width_in: int, width_out: int) -> nn.Module:
     try:
         with torch.no_grad():
             shape = tuple(module(torch.zeros(*PROBE_SHAPE, width_in)).shape)
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         taken = (*PROBE_SHAPE, width_in)
-        raise PluginError(f"stitch {kind} does not take {taken}: {one_line(error)}") from error
+        reason = reason_in_words(error)
+        raise PluginError(f"stitch {kind} does not take {taken}: {reason}") from error
 
     expected_shape = (*PROBE_SHAPE, width_out)
     is_trainable = isinstance(module, nn.Module) and any(True for _ in module.parameters())
