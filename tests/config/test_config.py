@@ -379,7 +379,6 @@ IMPOSSIBLE = [  # by the key that the message names; test_ranges.py has the rang
     ("measure.kernel", measure_schema("cka"), {"kernel": "rbv"}),
     ("measure.distance", measure_schema("rsa"), {"distance": "euclid"}),
     ("trainer.num_nodes", TrainerConfig, {"num_nodes": 2}),
-    ("trainer.devices", TrainerConfig, {"devices": 1}),
 ]
 
 

@@ -425,7 +425,7 @@ class TrainerConfig(Checked, part="trainer"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_of_several = self.devices is not None or self.num_nodes > 1
+        is_of_several = (self.devices or 1) > 1 or self.num_nodes > 1
         if self.strategy == "auto" and is_of_several:
             raise ConfigError(
                 "trainer.devices and trainer.num_nodes are for several processes; add trainer=ddp"
