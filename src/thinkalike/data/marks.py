@@ -67,6 +67,12 @@ JOINING = "=:+/\\@#$&<"
 BEGINNING = "\"'*#@/\\¡¿"
 """With these a text may begin. All other punctuation of sentences goes on with what is before."""
 
+MOST_OPENING = 2
+"""So many characters may open something, such as ** does. A line of more dashes ends a text."""
+
+OPENING = re.compile(r"(?:^|\s)([^\w\s]+)\Z")
+"""What stands between a blank, or the beginning of a text, and a mark."""
+
 MOST_MARKS = 64
 """A tokenizer has a few marks that begin or end a text. Names that differ in more lines, such as
 <|end7|>, number something, and looking for thousands of them in a text would not end."""
@@ -320,16 +326,13 @@ def _is_inside_sentence(text: str, start: int, end: int) -> bool:
     after = text[end : end + 1]
     if text.startswith("</", end) or _goes_on(after):
         return True
-    line_start = text.rfind("\n", 0, start) + 1
-    before = text[line_start:start]
-    if not before or before[-1].isspace():
+    before = text[start - 1 : start]
+    if not before or before.isspace():
         return False
-    if before[-1] in JOINING or unicodedata.category(before[-1]) in ("Ps", "Pi"):
+    if before in JOINING or unicodedata.category(before) in ("Ps", "Pi"):
         return True
-    punctuation = re.search(r"[^\w\s]*\Z", before)
-    assert punctuation is not None  # the pattern also matches nothing
-    follows_blank = punctuation.start() == 0 or before[punctuation.start() - 1].isspace()
-    opens_behind_blank = bool(punctuation[0]) and follows_blank and not _ends(punctuation[0][0])
+    opening = OPENING.search(text, max(start - MOST_OPENING - 1, 0), start)
+    opens_behind_blank = opening is not None and not _ends(opening[1][0])
     return opens_behind_blank or _is_quoted(text, start, end)
 
 
