@@ -164,7 +164,7 @@ def test_a_file_that_is_not_what_the_hub_states_is_refused(served, name):
     assert load_model(MODEL).revision == hub.COMMIT, "control"
 
 
-@pytest.mark.parametrize("name", ["config.json", WEIGHTS])
+@pytest.mark.parametrize("name", with_slow(["config.json", WEIGHTS], "config.json"))
 def test_a_download_without_end_is_ended(served, monkeypatch, name):
     """Each byte comes in time, and all of them would take minutes."""
     monkeypatch.setattr(requests, "PATIENCE", 1.0)

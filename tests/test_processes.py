@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from conftest import with_ci_slow
 from thinkalike import processes
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.job.phases import Phases
@@ -180,8 +181,7 @@ def interrupted(cli, number, *command, until):
         return process.wait(60), said
 
 
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("number", STATUS)
+@pytest.mark.parametrize("number", with_ci_slow(STATUS, signal.SIGTERM))
 def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(cli, small_stitching, tmp_path, number):
     words = [word for word in small_stitching if not word.startswith(("stitch.steps", "store="))]
     command = ["train.py", *words, "stitch.steps=400", "trainer.checkpoint_every=1000000"]
