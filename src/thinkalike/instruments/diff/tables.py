@@ -113,8 +113,8 @@ def _onset_and_effects(
     base's module is put into the changed model, and `transplanting_effect` the share that appears
     when the changed module is put into the base. `mean_effect` is their mean (the Shapley value of
     two players: this module, and the rest of the change). The shares, which have intervals over
-    documents, are left out where the module
-    was not exchanged, or where predictions differ by rounding alone.
+    documents, are left out where the module was not exchanged, or where predictions differ by
+    rounding alone.
 
     Args:
         changes: What the exchange of the module does at each token: the onset (`entering`), the
@@ -211,7 +211,8 @@ def table_of_outputs(observed: Observations) -> pd.DataFrame:
     kl = observed.kl_of_first_rows().double()
     rows = []
     for hook_point, changes in observed.outputs.items():
-        head = heads = math.nan
+        head = math.nan
+        heads = math.nan
         if hook_point.head is not None:
             head = hook_point.head
             heads = number_of_heads(observed.base) or math.nan
