@@ -332,7 +332,7 @@ def _is_inside_sentence(text: str, start: int, end: int) -> bool:
     if before in JOINING or unicodedata.category(before) in ("Ps", "Pi"):
         return True
     opening = OPENING.search(text, max(start - MOST_OPENING - 1, 0), start)
-    opens_behind_blank = opening is not None and not _ends(opening[1][0])
+    opens_behind_blank = opening is not None and not _may_end_text(opening[1][0])
     return opens_behind_blank or _is_quoted(text, start, end)
 
 
@@ -343,7 +343,7 @@ def _goes_on(character: str) -> bool:
     return character == "&" or unicodedata.category(character) in ("Pe", "Pf", "Po")
 
 
-def _ends(character: str) -> bool:
+def _may_end_text(character: str) -> bool:
     """Return whether a character may end a text also if a blank is in front of it, as in ` }`."""
     category = unicodedata.category(character)
     return category == "Pe" or (category == "Po" and character not in BEGINNING)
