@@ -97,6 +97,7 @@ def test_states_do_not_depend_on_what_else_is_in_the_batch(setting, sources):
             assert (again - states(sources[entry.name], setting.evaluation_rows)[[5]]).abs().max() < 1e-4, entry.name
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("place", [0, 7, CONTEXT - 2])
 def test_only_leaks_see_what_comes_later(place, sources, setting):
     rows = setting.evaluation_rows.clone()

@@ -128,7 +128,8 @@ def test_the_interval_of_a_reading_ends_where_that_of_the_value_does(size, cente
     assert reading.low < reading.value < reading.high, "control: a reading of no width"
 
 
-@pytest.mark.parametrize("deviation", with_slow([0.001, 0.01], 0.01))
+@pytest.mark.ci_slow
+@pytest.mark.parametrize("deviation", [0.001, 0.01])
 def test_narrow_intervals_of_readings_cover_the_truth(deviation):
     """Planted: a value and two copies of known means over ten documents; 95 % are expected of 200 runs."""
     n_covered = 0

@@ -188,7 +188,9 @@ def test_what_was_planted_comes_out(mini, tuned, rows):
     assert "Not readable" not in said[0]
 
 
-@pytest.mark.parametrize("seed", [101, pytest.param(102, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(101, marks=pytest.mark.ci_slow), pytest.param(102, marks=pytest.mark.slow)]
+)
 def test_a_random_change_of_the_same_size_is_not_readable(mini, tuned, rows, seed):
     with perturbed(mini, tuned, changed_parts(mini, tuned), seed) as model:
         random = variant(mini, deepcopy(model.module), "random")

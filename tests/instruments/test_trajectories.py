@@ -46,6 +46,7 @@ def text(text_files, tmp_path_factory):
 # ---- checkpoints
 
 
+@pytest.mark.ci_slow
 def test_a_model_in_memory_has_no_checkpoints(tmp_path, checkpoints):
     """The hub was asked for the repository "None", and an error said that it does not answer."""
     from transformers import AutoModelForCausalLM

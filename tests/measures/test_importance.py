@@ -525,6 +525,7 @@ def stimuli_of_groups(groups, strength, seed=0, each=6):
     return {"X": of_groups[group_of], "Y": [states], "groups": group_of}
 
 
+@pytest.mark.ci_slow
 def test_chance_is_the_score_that_features_of_few_groups_reach_without_any_relation():
     """Such features predict which stimuli are of one group, so that neither ρ nor an importance is 0 by chance."""
     by_groups = {}

@@ -431,6 +431,7 @@ def test_permuted_rows_break_ties_as_rows_that_were_never_permuted(measure):
     assert float(measure.compare(first, moved)) != pytest.approx(float(measure.compare(first, second)), abs=1e-3)
 
 
+@pytest.mark.ci_slow
 def test_independent_categories_are_as_alike_as_chance_says():
     """One-hot rows have more ties than neighbours; with ties at random the value would be k / (n - 1)."""
     more_alike = []

@@ -119,6 +119,7 @@ def test_settings_of_other_families_are_one_line(setting):
         load_model(config)
 
 
+@pytest.mark.ci_slow
 def test_a_side_must_be_chosen_and_has_no_tail(tmp_path):
     make_models.write(KNOWN["t5 (encoder)"], tmp_path)
     config = {"name": "t5", "path": str(tmp_path)}

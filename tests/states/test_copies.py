@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import thinkalike as ta
 import tiny
-from conftest import with_ci_slow
+from conftest import with_ci_slow, with_slow
 from thinkalike.config import ModelConfig
 from thinkalike.errors import DataError, ModelError, ThinkalikeError
 from thinkalike.models.load import load_model
@@ -195,7 +195,7 @@ def test_the_key_of_a_folder_depends_on_its_copies(root, tmp_path):
     assert len({source_of(folder).fingerprint() for folder in folders}) == 3
 
 
-@pytest.mark.parametrize("site", ["resid_post", "attn_out"])
+@pytest.mark.parametrize("site", with_slow(["resid_post", "attn_out"], "attn_out"))
 def test_one_copy_is_in_memory_at_a_time(root, tmp_path, monkeypatch, site):
     alive: list[weakref.ref] = []
     most = []
