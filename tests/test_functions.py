@@ -200,6 +200,7 @@ def test_a_replaced_forward_that_a_copy_of_a_bridge_would_lose_is_refused(path):
         load_model(bridge)
 
 
+@pytest.mark.ci_slow
 def test_what_a_wrapped_module_of_a_bridge_runs_is_in_its_copy():
     bridge, tokens = bridged(), torch.randint(1000, (2, 40))
     block = bridge.blocks[0].original_component
@@ -313,6 +314,7 @@ def test_models_that_differ_in_no_weight_and_no_setting_are_two(change, kept_bas
     assert thinkalike.compare((changed, cutter), store=store, texts=texts, **FEW).key != key_of_base
 
 
+@pytest.mark.ci_slow
 def test_models_that_do_not_differ_are_one(kept_base):
     base, cutter = small_llama(), tiny.tokenizer()
     store, key_of_base = kept_base
@@ -405,6 +407,7 @@ def test_what_a_user_did_with_a_model_before_is_no_part_of_its_key(use, digest_o
     assert config_of(load_model(small_llama(), tiny.tokenizer()), SAME_CALL).digest == digest_of_llama
 
 
+@pytest.mark.ci_slow
 def test_a_patch_that_was_made_from_text_enters_the_key(monkeypatch):
     """Its function has no module, as what torch.compile leaves in a library, but takes the place of another one."""
     from transformers.models.llama import modeling_llama
@@ -1495,6 +1498,7 @@ def test_layers_and_recordings_may_be_called_by_numbers(tmp_path):
     assert set(stored.details["target"]) == {"1.10", "1.1"}
 
 
+@pytest.mark.ci_slow
 def test_stitches_in_memory_are_those_of_the_saved_result(tmp_path):
     result = thinkalike.stitch(PAIR[0], layers=[1], kind="least_squares", steps=1, evaluation_tokens=2048)
     saved = result.save(tmp_path / "mine")

@@ -289,6 +289,7 @@ def test_progress_tells_what_is_left_of_the_whole_job(monkeypatch):
     assert "whole job" not in progress.sentence(under_way(), began), "nothing is watched"
 
 
+@pytest.mark.ci_slow
 def test_a_job_shows_its_phases_and_no_librarys_progress_bar(cli, small_stitching, monkeypatch):
     said = []
 

@@ -86,6 +86,7 @@ def test_an_atlas_part_has_the_bits_of_its_measure_alone(cli, words, six, tmp_pa
     assert result.headlines[0].name == "mean_agreement"
 
 
+@pytest.mark.ci_slow
 def test_a_dry_run_names_the_jobs_of_an_atlas_and_does_none(cli, words, six, tmp_path):
     words = [*words, "measure.measures=[cka,procrustes]", list_of(six, SIX[:3]), f"store={tmp_path}/none"]
     done = cli("analyze.py", *words, "dry_run=true")

@@ -104,6 +104,7 @@ def test_pretraining_keeps_checkpoints_that_load_by_their_step(cli, text):
     assert checkpoint_fingerprint(first) != checkpoint_fingerprint(third)
 
 
+@pytest.mark.ci_slow
 def test_pretraining_makes_a_mini_that_loads(cli, text_files, tmp_path):
     architecture = {"d_model": 16, "n_heads": 2, "d_head": 8, "d_mlp": 32}
     shape = [f"model.architecture.{key}={value}" for key, value in architecture.items()]

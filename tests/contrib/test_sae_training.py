@@ -257,6 +257,7 @@ def made(minis, text_files, tmp_path_factory):
     return CLI(folder)("train.py", *job_in(folder, minis, text_files), "sae.seeds=2").result
 
 
+@pytest.mark.ci_slow
 @pytest.mark.drawn
 def test_an_sae_job_writes_saelens_files_and_prints_its_table(cli, small):
     done = cli("train.py", *small, "sae.seeds=2", "sae.lr_multiples=[0.5]", "sae.beside=[least_squares]")

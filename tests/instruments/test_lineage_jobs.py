@@ -165,6 +165,7 @@ def test_similar_units_are_left_out_when_asked(llama, tmp_path):
     assert thinkalike.lineage(llama, other, similar_units=False).table["similar_units"].isna().all()
 
 
+@pytest.mark.ci_slow
 def test_experts_are_compared_each_with_each(tmp_path):
     import transformers
 

@@ -526,6 +526,7 @@ def conditional(nested: str, **settings: object) -> thinkalike.Result:
     return thinkalike.mlem(layers, stimuli=table, **options)
 
 
+@pytest.mark.ci_slow
 def test_a_feature_that_the_condition_decides_is_not_said_to_have_no_weight(tmp_path):
     result = conditional("animate", null=9)
     rows = result.details.set_index("feature")
@@ -675,6 +676,7 @@ def states_of_words(strength: float) -> tuple[np.ndarray, pd.DataFrame]:
 FEW_FITS = {"references": 0, "permutations": 2, "folds": 3, "features": ["kind"]}
 
 
+@pytest.mark.ci_slow
 def test_the_screen_says_which_rho_few_groups_reach_by_chance():
     """Labels without any relation to the states reach a ρ far above 0, as stimuli of one word are alike."""
     states, table = states_of_words(0.0)

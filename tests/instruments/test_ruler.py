@@ -375,6 +375,7 @@ def test_states_that_are_not_finite_are_refused(read, monkeypatch):
         read("base", "other", "force=true", measure=R2)
 
 
+@pytest.mark.ci_slow
 def test_results_of_earlier_versions_are_called_plain_r2(read):
     result = read("base", "copy3", measure=R2)
     old = result.details.drop(columns=[name for name in result.details if name.startswith("r2_")])

@@ -108,6 +108,7 @@ def test_sites_are_what_hooks_of_transformers_see(name, tmp_path):
             load_model(tmp_path, site=lacks)
 
 
+@pytest.mark.ci_slow
 def test_sites_and_heads_are_those_of_a_bridge():
     sites = ["z", "attn_out", "resid_mid", "mlp_post", "mlp_out"]
     places = beside_a_bridge(bridged(), torch.randint(1000, (2, 16)), sites)

@@ -215,6 +215,7 @@ def test_one_copy_is_in_memory_at_a_time(root, tmp_path, monkeypatch, site):
     assert most == [0] * (len(COPIES) - 1)
 
 
+@pytest.mark.ci_slow
 def test_a_copy_that_cannot_be_written_leaves_nothing(root, tmp_path, monkeypatch):
     def failing(model, bits):
         if bits == 4:
