@@ -226,7 +226,8 @@ def test_a_file_beyond_what_plain_downloads_bring_names_xet(served, monkeypatch)
     assert "unset HF_HUB_DISABLE_XET" in line_of(lambda: load_model(MODEL))
 
 
-@pytest.mark.parametrize("name", with_slow(["config.json", WEIGHTS], "config.json"))
+@pytest.mark.ci_slow
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS])
 def test_a_hub_that_ends_in_the_middle_of_a_file_is_given_up(name, served, monkeypatch):
     """The library would resume five times, and without end where old bytes come again."""
     monkeypatch.setattr(requests, "LONGEST_STANDSTILL", 1.5)

@@ -269,7 +269,7 @@ def test_a_command_composes_once_and_may_set_the_mode_of_hydra(cli, monkeypatch)
     assert "2 of the sweep's jobs failed" in done.stderr
 
 
-@pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", with_ci_slow(["basic", "joblib"], "basic"))
 def test_a_sweep_leaves_the_working_folder_as_it_was(launcher, cli, tmp_path_factory, monkeypatch):
     """Hydra writes what it composed for a sweep to multirun.yaml, which may be the name of a user's file."""
     mine = cli.folder / "multirun.yaml"

@@ -8,6 +8,7 @@ import transformers as hf
 
 import thinkalike
 import tiny
+from conftest import with_slow
 from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import compare_batches
 from thinkalike.evaluation.exchanges import exchange_outputs, output_at
@@ -69,7 +70,10 @@ def pair_tuned_in_one_head(family, part):
     return thinkalike.load_model(module, cutter, "base"), thinkalike.load_model(tuned, cutter, "tuned")
 
 
-@pytest.mark.parametrize("family", ["llama", "llama_with_biases", "gpt2", "gpt_neox"])
+OTHER_FAMILIES = ("llama_with_biases", "gpt2", "gpt_neox")
+
+
+@pytest.mark.parametrize("family", with_slow(["llama", "llama_with_biases", "gpt2", "gpt_neox"], *OTHER_FAMILIES))
 @pytest.mark.parametrize("part", ["q", "k", "v", "o"])
 def test_a_tuning_of_any_weight_of_one_head_is_found_in_that_head(family, part):
     base, tuned = pair_tuned_in_one_head(family, part)

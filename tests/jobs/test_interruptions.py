@@ -74,6 +74,7 @@ def test_a_time_limit_ends_a_job_with_the_shells_status_and_the_same_line(tmp_pa
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "as it was before"
 
 
+@pytest.mark.ci_slow
 def test_a_comparison_that_was_stopped_resumes_where_it_was(tmp_path, monkeypatch):
     few = {"texts": "stdlib", "batches": 4, "tokens_per_batch": 128, "measure": "mutual_knn"}
     whole = thinkalike.compare("gelu-3l-mini", "solu-3l-mini", **few)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import thinkalike as ta
 import tiny
-from conftest import ROOT, with_slow
+from conftest import ROOT
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, DataError, ModelError, ThinkalikeError
 from thinkalike.instruments.layer_pairs.equal_depth import at_equal_depth
@@ -71,7 +71,8 @@ def check_same(ours, theirs, columns, atol=1e-5):
 SIDES = [("states-a", "states-b"), ("states-a", "b"), ("a", "states-b")]
 
 
-@pytest.mark.parametrize("sides", with_slow(SIDES, *SIDES[:2]))
+@pytest.mark.ci_slow
+@pytest.mark.parametrize("sides", SIDES)
 def test_cka_is_that_of_the_models(root, sides):
     ours, theirs = both(root, *sides, **FEW)
     check_same(ours, theirs, ["value", "low", "high"])
