@@ -21,7 +21,7 @@ from hydra import compose, initialize
 from hydra.core.global_hydra import GlobalHydra
 
 import wandb_runs
-from conftest import ROOT, every_second, results_in
+from conftest import ROOT, every_second, results_in, with_ci_slow
 from thinkalike.cli import DRY_RUN, SHARED, as_analysis
 from thinkalike.completion import readable_line
 from thinkalike.config import MeasureConfig, compose_job
