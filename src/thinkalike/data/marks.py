@@ -57,9 +57,11 @@ START_NAME = re.compile(r"(?:^|[^a-z])(?:begin|start|bos)|^s$")
 SPEAKER = re.compile(r"(\w{1,32})(?:[ \t]*\n|(?=<[|｜]))")
 """A word between a mark and the end of the line or another mark, such as "user" of a chat."""
 
-OPENING_QUOTES = "\"'`([{“‘"
-CLOSING_QUOTES = "\"'`)]}”’"
-BEFORE_OPENING_QUOTES = " \t\n([{=,:"
+STRAIGHT_QUOTES = "\"'`"
+"""Quotes that open and close with one character; other quotes show which they do."""
+
+BEFORE_OPENING_QUOTES = "([{=,:"
+"""A straight quote behind one of these opens, and so does one behind a blank."""
 
 JOINING = "=:+/\\@#$&<"
 """No text ends with these, so that what follows one is part of the same text, as in EOS=MARK."""
@@ -333,7 +335,7 @@ def _is_inside_sentence(text: str, start: int, end: int) -> bool:
         return True
     opening = OPENING.search(text, max(start - MOST_OPENING - 1, 0), start)
     opens_behind_blank = opening is not None and not _may_end_text(opening[1][0])
-    return opens_behind_blank or _is_quoted(text, start, end)
+    return opens_behind_blank or _is_in_straight_quotes(text, start, end)
 
 
 def _goes_on(character: str) -> bool:
@@ -349,12 +351,15 @@ def _may_end_text(character: str) -> bool:
     return category == "Pe" or (category == "Po" and character not in BEGINNING)
 
 
-def _is_quoted(text: str, start: int, end: int) -> bool:
-    """Return whether a mark stands between quotes, or directly behind a quote that opens."""
-    if start == 0 or text[start - 1] not in OPENING_QUOTES:
+def _is_in_straight_quotes(text: str, start: int, end: int) -> bool:
+    """Return whether a mark is between straight quotes, or behind one that opens within a line.
+
+    A quote behind a blank is not considered.
+    """
+    if text[start - 1 : start] not in tuple(STRAIGHT_QUOTES):
         return False
-    is_between_quotes = text[end : end + 1] in CLOSING_QUOTES and end < len(text)
-    quote_opens = start == 1 or text[start - 2] in BEFORE_OPENING_QUOTES
+    is_between_quotes = text[end : end + 1] in tuple(STRAIGHT_QUOTES)
+    quote_opens = text[start - 2 : start - 1] in tuple(BEFORE_OPENING_QUOTES)
     return is_between_quotes or quote_opens
 
 
