@@ -22,7 +22,7 @@ LEAST_WEIGHT = 0.02
 """A model with a smaller weight is no parent."""
 
 
-RELATIVE_ROUNDING = 1e-12
+ROUNDING_OF_SQUARES = 1e-12
 """Squared distances below this share of the largest one are rounding errors of float64."""
 
 
@@ -84,7 +84,7 @@ def _indices_of_no_merges(products: Float[Tensor, "k k"]) -> Int[Tensor, " paren
     """
     squares = products.diagonal()
     distances = squares[:, None] + squares[None, :] - 2 * products  # ‖X_i - X_j‖²
-    is_other = distances > RELATIVE_ROUNDING * squares.max()  # neither itself nor a copy
+    is_other = distances > ROUNDING_OF_SQUARES * squares.max()  # neither itself nor a copy
     no_merges = []
     for index in range(len(products)):
         others = is_other[index].nonzero().flatten()

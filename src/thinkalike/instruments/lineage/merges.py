@@ -39,6 +39,9 @@ def table_of_merges(comparisons: Sequence[Comparison]) -> pd.DataFrame:
         models[comparison.source.name] = comparison.source
         models[comparison.target.name] = comparison.target
 
+    if len(models) < 3:  # a merge has two parents
+        return pd.DataFrame()
+
     candidates_by_model = {
         model.name: _shared_blocks_by_block(model, comparisons) for model in models.values()
     }
@@ -173,16 +176,19 @@ def _indices_without_copies_in_merges(
         weights: The weights of each block.
         merges: The names of models that are known to be merges.
     """
-    is_merge = [model.name in merges for model, _ in candidates]
+    of_merges = [model.name in merges for model, _ in candidates]
     weights_of_others = []
-    for weights_of_block, is_of_merge in zip(weights, is_merge, strict=True):
+    for weights_of_block, is_of_merge in zip(weights, of_merges, strict=True):
         if not is_of_merge:
             weights_of_others.append(weights_of_block)
 
     indices = []
-    for index, weights_of_block in enumerate(weights):
-        is_copy = any(torch.equal(weights_of_block, other) for other in weights_of_others)
-        if not (is_merge[index] and is_copy):
+    for index, is_of_merge in enumerate(of_merges):
+        # Only blocks of merges are compared, as that reads all of their weights.
+        is_copy = is_of_merge and any(
+            torch.equal(weights[index], other) for other in weights_of_others
+        )
+        if not is_copy:
             indices.append(index)
     return indices
 
