@@ -306,9 +306,20 @@ def _baseline_beside_stitch(row: pd.Series, name: str) -> str:
     improvement = row[IMPROVEMENTS[name]]
     low = row[f"{IMPROVEMENTS[name]}_low"]
     high = row[f"{IMPROVEMENTS[name]}_high"]
-    if improvement < 0:  # φ costs more; with the sign changed, the ends of the interval swap
-        improvement, low, high = -improvement, -high, -low
-    return f"{penalty}, a difference of {span(improvement, low, high, '.2f')}"
+    return f"{penalty}, a difference of {_size_with_interval(improvement, low, high, '.2f')}"
+
+
+def _size_with_interval(difference: float, low: float, high: float, form: str) -> str:
+    """Return the size of a difference with its interval: "0.94 [0.76, 1.12]" of -0.94 as well.
+
+    Args:
+        difference: The difference.
+        low, high: The ends of its interval. They swap where the sign is changed.
+        form: The format of the numbers.
+    """
+    if difference < 0:
+        return span(-difference, -high, -low, form)
+    return span(difference, low, high, form)
 
 
 def _verdict_beside_baseline(table: pd.DataFrame, column: str) -> str:
@@ -481,13 +492,10 @@ def show_asymmetry(table: pd.DataFrame) -> None:
         value = scale * float(row[name])
         low = scale * float(row[f"{name}_low"])
         high = scale * float(row[f"{name}_high"])
+        costs_more = f"{row['source']} into {row['target']}"
         if value < 0:
-            # The reverse costs more; with the sign changed, the ends of the interval swap.
             costs_more = f"{row['target']} into {row['source']}"
-            difference = span(-value, -high, -low, ".3f")
-        else:
-            costs_more = f"{row['source']} into {row['target']}"
-            difference = span(value, low, high, ".3f")
+        difference = _size_with_interval(value, low, high, ".3f")
         layers = layer_pairs_in_words(table.iloc[[index]])
         show_text(
             f"The two directions differ most at {layers}, where stitching {costs_more} costs "
