@@ -605,6 +605,9 @@ def test_what_p_permutes_is_said():
     alone = " ".join(str(thinkalike.mlem(states, stimuli=table, **named)).split())
     assert "coin is constant for each of the 20 values of verb. For p, each sentence is permuted alone" in alone
     assert 'groups="verb" permutes whole values' in alone
+    without_p = " ".join(str(thinkalike.mlem(states, stimuli=table, **named | {"null": 0})).split())
+    assert "coin is constant for each of the 20 values of verb. Stimuli that share a value are alike" in without_p
+    assert 'above 0; groups="verb" says how far' in without_p
     declared = " ".join(str(thinkalike.mlem(states, stimuli=table, groups="verb", **named)).split())
     assert (
         "For p, the 20 values of verb are permuted as wholes. tense varies within them: the stimuli of a value get the"

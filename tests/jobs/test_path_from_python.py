@@ -347,6 +347,14 @@ def test_a_relative_tokenizer_of_states_is_not_looked_for_in_the_current_folder(
         load_tokenizer(name, beside=states)
 
 
+def test_the_path_from_a_folder_of_states_to_a_tokenizer_is_told(tmp_path, monkeypatch):
+    for folder in ("model", "states"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"begins at states, .* such as \.\./model"):
+        load_tokenizer("./model", beside=Path("states"))
+
+
 @pytest.mark.parametrize("ending", ["pt", "mat", "csv", "pkl", "parquet", "txt"])
 def test_a_file_that_holds_neither_states_nor_a_model_is_refused_by_its_ending(tmp_path, ending):
     path = tmp_path / f"states.{ending}"

@@ -273,7 +273,7 @@ def stimuli_facts(
     stimuli: Stimuli,
     subjects: Sequence[StimulusStates] = (),
     *,
-    permutes_features: bool = False,
+    explained_by_features: bool = False,
 ) -> dict[str, object]:
     """Return what the provenance of a result says of its stimuli, and of its subjects if any.
 
@@ -284,8 +284,9 @@ def stimuli_facts(
     Args:
         stimuli: The stimuli.
         subjects: The states of participants who were recorded.
-        permutes_features: Whether p-values come from permuted features. Then `shared_values` lists
-            the features that are constant for each value of a column that groups share, if any.
+        explained_by_features: Whether features explain the distances of stimuli. Then
+            `shared_values` lists the features that are constant for each value of a column that
+            groups share, if any.
     """
     facts_of_stimuli: dict[str, object] = {
         "source": stimuli.source,
@@ -295,7 +296,7 @@ def stimuli_facts(
     confounded = [str(overlap) for overlap in stimuli.confounded_with_words()]
     if confounded:
         facts_of_stimuli["confounded_with_words"] = confounded
-    if permutes_features:
+    if explained_by_features:
         shared = [value._asdict() for value in stimuli.shared_values()]
         if shared:
             facts_of_stimuli["shared_values"] = shared

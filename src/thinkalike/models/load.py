@@ -251,6 +251,11 @@ def _device_of_states(module: torch.nn.Module, device: torch.device) -> torch.de
     return torch.device("cpu")
 
 
+def _from_folder(path: str, folder: Path) -> str:
+    """Return the relative path that leads from a folder to where a path leads from here."""
+    return Path(os.path.relpath(path, folder)).as_posix()
+
+
 @isolated()
 def load_tokenizer(name: str, beside: Path) -> PreTrainedTokenizerBase:
     """Load a tokenizer without the weights of its model.
@@ -273,9 +278,9 @@ def load_tokenizer(name: str, beside: Path) -> PreTrainedTokenizerBase:
     is_relative_path = name.split("/")[0] in (".", "..")
     if is_relative_path and not (is_model or has_tokenizer):
         raise ModelError(
-            f"{folder.resolve()} has no files of a tokenizer, such as tokenizer.json, and "
-            f"tokenizer={name} of {beside} stands for that folder: copy them, or name the "
-            "tokenizer"
+            f"tokenizer={name} is a path that begins at {beside}, and {folder.resolve()} has no "
+            "files of a tokenizer, such as tokenizer.json; give the path from there, such as "
+            f"{_from_folder(name, beside)}, or the name of a model"
         )
     if is_relative_path and is_model:
         name = str(folder.resolve())

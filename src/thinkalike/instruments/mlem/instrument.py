@@ -38,7 +38,8 @@ from thinkalike.instruments.mlem.screen import (
     condition_in_words,
     has_corrected_p,
     has_no_weight,
-    permuted_in_words,
+    permuted_groups_in_words,
+    shared_values_in_words,
     show_scores,
     unknown_chance_in_words,
     untested_in_words,
@@ -171,9 +172,7 @@ class FeatureProfiles(
         blank: tuple[str, ...] = BLANK
         if measure.conditional_on is not None:
             blank = (*BLANK, *BLANK_IF_CONDITIONAL)
-        facts = stimuli_facts(
-            stimuli, sides[: len(config.subjects)], permutes_features=measure.null > 0
-        )
+        facts = stimuli_facts(stimuli, sides[: len(config.subjects)], explained_by_features=True)
         condition = facts_of_condition(measure, stimuli, importance)
         if condition:
             facts["condition"] = condition
@@ -282,9 +281,10 @@ class FeatureProfiles(
         untested = untested_in_words(result.details, profiles, stimuli, condition)
         if untested:
             show_text(untested)
-        if has_corrected_p(profiles):
-            for sentence in permuted_in_words(stimuli):
-                show_text(sentence)
+        for sentence in shared_values_in_words(stimuli, has_p=has_corrected_p(profiles)):
+            show_text(sentence)
+        if groups is not None and has_corrected_p(profiles):
+            show_text(permuted_groups_in_words(groups))
         intervals = "; 95 % intervals are over folds"
         if "subjects" in result.provenance:
             intervals = ""

@@ -51,8 +51,8 @@ SIGNIFICANT = 0.05
 """A feature matters beyond chance in a layer if its corrected p-value is at most this."""
 
 MEANING_OF_IMPORTANCE = (
-    "Importance of a feature: how much ρ drops when it is permuted; at 0 or less, the prediction "
-    "does not need it."
+    "Importance of a feature: how much ρ drops, possibly to below 0, when it is permuted; at 0 or "
+    "less, the prediction does not need it."
 )
 
 MEANING_OF_NO_WEIGHT = "0.000 [0.000, 0.000]: no fit gives the feature any weight."
@@ -467,34 +467,46 @@ def _is_or_are(names: Sequence[str]) -> str:
     return "it is" if len(names) == 1 else "they are"
 
 
-def permuted_in_words(stimuli: Mapping[str, Any]) -> list[str]:
-    """Return sentences about what p-values permute, where that is not, or should not be, texts.
+def shared_values_in_words(stimuli: Mapping[str, Any], *, has_p: bool) -> list[str]:
+    """Return sentences about features that are constant for each value of a shared column.
 
-    If the job names a column by which stimuli are grouped, its values are permuted as wholes. A
-    feature that is constant for each value of a different column, which several groups share, may
-    look important because stimuli of one value are alike.
+    The tense of a verb is such a feature where many texts have the same verb. It may look
+    important because stimuli of one verb are alike, whatever its tense. With more values than
+    `MOST_GROUPS_WITH_CHANCE`, that is next to nothing, and only p-values need the sentence.
 
     Args:
         stimuli: What the provenance of a result says of its stimuli.
+        has_p: Whether importances have a p-value, for which each text, or group, is permuted.
     """
-    sentences = []
     groups = stimuli.get("groups")
     unit = "sentence" if groups is None else f"value of {groups['column']}"
-    if groups is not None:
-        sentences.append(_groups_in_words(groups))
+    sentences = []
     for shared in stimuli.get("shared_values", ()):
         features = shared["features"]
         column = shared["column"]
-        sentences.append(
+        is_constant = (
             f"{listed(features)} {'is' if len(features) == 1 else 'are'} constant for each of the "
-            f"{shared['n_values']} values of {column}. For p, each {unit} is permuted alone, so a "
-            f"small p may be due to {column}; {named_setting('stimuli.groups', column)} permutes "
-            "whole values."
+            f"{shared['n_values']} values of {column}."
         )
+        setting = named_setting("stimuli.groups", column)
+        if not has_p and shared["n_values"] > MOST_GROUPS_WITH_CHANCE:
+            continue
+        if has_p:
+            consequence = (
+                f"For p, each {unit} is permuted alone, so a small p may be due to {column}; "
+                f"{setting} permutes whole values."
+            )
+        else:
+            consequence = (
+                "Stimuli that share a value are alike, so that by chance, ρ and "
+                f"{'this importance' if len(features) == 1 else 'these importances'} are above "
+                f"0; {setting} says how far."
+            )
+        sentences.append(f"{is_constant} {consequence}")
     return sentences
 
 
-def _groups_in_words(groups: Mapping[str, Any]) -> str:
+def permuted_groups_in_words(groups: Mapping[str, Any]) -> str:
     """Return in sentences how features are permuted for p if a column groups stimuli.
 
     If the column is the word, for example, and the plural is a feature that differs between
