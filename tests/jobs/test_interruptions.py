@@ -5,8 +5,12 @@ import signal
 import pytest
 
 import thinkalike
+from thinkalike.errors import StoreError
+from thinkalike.instruments.layer_pairs.comparison import LayerPairComparison
+from thinkalike.job.work import naming_resumed_states
 from thinkalike.jobs import running
 from thinkalike.processes import Interrupted
+from thinkalike.store import read_state, write_state
 
 STORED = r"thinkalike\.loss\(\.\.\., store='[^']+'\) with the same arguments "
 
@@ -78,8 +82,6 @@ def test_a_time_limit_ends_a_job_with_the_shells_status_and_the_same_line(tmp_pa
 def test_a_comparison_that_was_stopped_resumes_where_it_was(tmp_path, monkeypatch):
     few = {"texts": "stdlib", "batches": 4, "tokens_per_batch": 128, "measure": "mutual_knn"}
     whole = thinkalike.compare("gelu-3l-mini", "solu-3l-mini", **few)
-    from thinkalike.instruments.layer_pairs.comparison import LayerPairComparison
-
     update = LayerPairComparison.update
     batches = []
 
@@ -95,3 +97,45 @@ def test_a_comparison_that_was_stopped_resumes_where_it_was(tmp_path, monkeypatc
     again = thinkalike.compare("gelu-3l-mini", "solu-3l-mini", **few, store=tmp_path)
     assert batches == [0, 1, 2, 3], "each batch once: the pool of the signal is finished and kept"
     assert again.arrays["value"].tolist() == whole.arrays["value"].tolist()
+
+
+def without_numbers(state):
+    del state["metric"]["numbers"]
+
+
+def with_text_for_numbers(state):
+    state["metric"]["numbers"] = "1 2 3"
+
+
+def before_the_first_pool(state):
+    state["pools"] = -1000
+
+
+@pytest.mark.ci_slow
+@pytest.mark.parametrize("change", [without_numbers, with_text_for_numbers, before_the_first_pool])
+def test_a_state_that_somebody_changed_is_named_and_can_be_removed(change, tmp_path, monkeypatch):
+    few = {"texts": "stdlib", "batches": 4, "tokens_per_batch": 128, "measure": "mutual_knn", "store": tmp_path}
+    update = LayerPairComparison.update
+
+    def stop_at_first(comparison, metric, batch):
+        update(comparison, metric, batch)
+        if batch.number == 0:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as stopping:
+        stopping.setattr(LayerPairComparison, "update", stop_at_first)
+        with pytest.raises(KeyboardInterrupt):
+            thinkalike.compare("gelu-3l-mini", "solu-3l-mini", **few)
+    (path,) = tmp_path.rglob("metrics-*.pt")
+    state = read_state(path)
+    change(state)
+    changed = write_state(path.parent, "metrics", state)
+    with pytest.raises(StoreError, match=rf"resumed from {changed}, and failed \(.*remove it to begin anew"):
+        thinkalike.compare("gelu-3l-mini", "solu-3l-mini", **few)
+    changed.unlink()
+    assert thinkalike.compare("gelu-3l-mini", "solu-3l-mini", **few).scalars["batches"] == 4
+
+
+def test_an_error_of_a_job_that_began_anew_passes():
+    with pytest.raises(KeyError), naming_resumed_states([]):
+        raise KeyError("numbers")

@@ -27,7 +27,7 @@ from thinkalike.job.machine_errors import explaining_machine_errors
 from thinkalike.job.outcome import Outcome
 from thinkalike.job.planning import PlannedJob, RunFacts, plan
 from thinkalike.job.provenance import PACKAGES
-from thinkalike.job.work import Work, phase_of_all
+from thinkalike.job.work import Work, naming_resumed_states, phase_of_all
 from thinkalike.processes import ProcessGroup, counted, doing, together
 from thinkalike.store import Result, StoredJob
 from thinkalike.store.damaged_results import reporting_damage
@@ -257,7 +257,8 @@ def _run_missing(
             names = [model.called for model in job.planned.models.values()]
             warnings.store_beside_states(job.planned.job.states, names)
 
-    with phase_of_all([job.work for job in running], "computing"):
+    works = [job.work for job in running]
+    with phase_of_all(works, "computing"), naming_resumed_states(works):
         outcomes = _compute(running)
 
     run_facts = RunFacts(round(time.monotonic() - began, 1), len(running))

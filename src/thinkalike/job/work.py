@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from thinkalike.errors import StoreError
+from thinkalike.errors import StoreError, ThinkalikeError, one_line
 from thinkalike.job.inputs import Inputs
 from thinkalike.job.phases import Phases
 from thinkalike.loggers import Wandb
@@ -68,6 +68,7 @@ class Work:
         processes: The processes that share the job.
         tracker: The run of W&B that gets the curves; None where there is none.
         phase: Times phases, as in `with work.phase("loading"): ...`; the rest is "computing".
+        resumed: The files of states from which the job resumed.
     """
 
     job: StoredJob | UnkeptJob
@@ -77,6 +78,7 @@ class Work:
     processes: ProcessGroup = field(default_factory=ProcessGroup)
     tracker: Wandb | None = None
     phase: Phases = field(default_factory=Phases)
+    resumed: list[Path] = field(default_factory=list)
 
     def input(self, name: str, kind: type[InputType]) -> InputType:
         """Return an input of the job by its name, after an assertion of its class.
@@ -109,7 +111,9 @@ class Work:
         if path is None:
             return None
         log.info("resuming from %s", path)
-        return SavedState(path, read_state(path))
+        state = SavedState(path, read_state(path))
+        self.resumed.append(path)
+        return state
 
     def keep(self, name: str, state: Mapping[str, object]) -> None:
         """Store tensors and plain values under a name, to resume from them after an interruption.
@@ -118,6 +122,33 @@ class Work:
         """
         if self.job.keeps_states:
             write_state(self.job.states, name, state)
+
+
+@contextlib.contextmanager
+def naming_resumed_states(works: Sequence[Work]) -> Iterator[None]:
+    """Turn an unexpected error into a StoreError that names the states from which jobs resumed.
+
+    A state that somebody has changed may have any content, and a job takes it for its own. Other
+    errors pass: those of this package, those of files and of too little memory, and all errors of
+    jobs that began anew.
+
+    Args:
+        works: The jobs that run in the body.
+    """
+    from thinkalike.memory import out_of_memory_error
+
+    try:
+        yield
+    except (ThinkalikeError, OSError):
+        raise
+    except Exception as error:
+        paths = [str(path) for work in works for path in work.resumed]
+        if not paths or out_of_memory_error(error):
+            raise
+        raise StoreError(
+            f"the job resumed from {', '.join(paths)}, and failed "
+            f"({type(error).__name__}: {one_line(error)}); remove it to begin anew"
+        ) from error
 
 
 @contextlib.contextmanager
