@@ -325,6 +325,10 @@ def with_interval(shares: Float[Tensor, "*s r"]) -> Estimate:
     they were fitted on few documents, too, makes the variance 1 + k / (k - 1) times as large, with
     k = `FOLDS` folds (Nadeau & Bengio 2003, equation 8).
 
+    The interval covers the expected R² of maps that are fitted on as many documents of as many
+    rows. Maps of more rows predict better. The R² of the best map may therefore lie above the
+    interval, and does so with many documents, too, if the states are wide.
+
     Args:
         shares: The R² of all documents, and then those without each part of the documents, in the
             last axis.

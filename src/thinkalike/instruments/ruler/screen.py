@@ -32,7 +32,8 @@ RESIDUAL_R2 = "residual R²"
 MEANING_OF_RESIDUAL_R2 = (
     "Residual R² is the share of the variance of one model's states that a linear map predicts "
     "from the other's, after the word, its position and linear mixing of earlier tokens are "
-    "regressed out; it is measured on held-out documents, in both directions."
+    "regressed out; it is measured on held-out documents, in both directions. Its intervals are "
+    "for maps fitted on as much text; with more text R² rises, and may rise above them."
 )
 """What the measure is, in a line under tables."""
 
