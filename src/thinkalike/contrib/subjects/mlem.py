@@ -71,6 +71,19 @@ class SubjectsMLEM(
             pd.concat([group_scores, model_scores], ignore_index=True),
         )
 
+    def units_of_intervals(self, result: Result) -> str:
+        """Return over what the intervals of the group are, and those of models if there are any."""
+        folds = super().units_of_intervals(result)
+        if "group" not in result.tables:
+            return folds
+        participants = f"{len(result.provenance['subjects'])} participants"
+        has_models = (
+            len(set(result.tables["scores"]["model"]) - set(result.provenance["subjects"])) > 0
+        )
+        if has_models:
+            return f"{participants}; of models over {folds}"
+        return participants
+
 
 def group_tables(
     config: AnalyzeConfig,
