@@ -76,10 +76,9 @@ class SubjectsMLEM(
         folds = super().units_of_intervals(result)
         if "group" not in result.tables:
             return folds
-        participants = f"{len(result.provenance['subjects'])} participants"
-        has_models = (
-            len(set(result.tables["scores"]["model"]) - set(result.provenance["subjects"])) > 0
-        )
+        subjects = result.provenance["subjects"]
+        participants = f"{len(subjects)} participants"
+        has_models = not result.tables["scores"]["model"].isin(subjects).all()
         if has_models:
             return f"{participants}; of models over {folds}"
         return participants
