@@ -330,7 +330,7 @@ def test_all_panels_have_numbers_or_none_has():
     for layers, has_numbers in ((sides, False), ([(*models, 4, 4) for *models, _, _ in sides], True)):
         with figures.shown_figures() as shown:
             figures.layer_heatmaps(pd.concat([matrix(*side) for side in layers]), NOWHERE, "cka", "CKA")
-        ((figure, panels),) = shown.values()
+        ((_, panels),) = shown.values()
         assert [bool(axes.texts) for axes in panels] == [has_numbers] * 3
 
 

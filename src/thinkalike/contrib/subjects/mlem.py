@@ -72,7 +72,7 @@ class SubjectsMLEM(
         )
 
     def units_of_intervals(self, result: Result) -> str:
-        """Return over what the intervals of the group are, and those of models if there are any."""
+        """Return over what intervals of the group are, and those of models if there are any."""
         folds = super().units_of_intervals(result)
         if "group" not in result.tables:
             return folds
