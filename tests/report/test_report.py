@@ -543,6 +543,15 @@ def test_grids_of_many_results_are_drawn_within_bounds(tmp_path):
     assert seen["made"] < 100_000
 
 
+def test_numbers_of_drawings_have_a_minus_sign_and_those_of_tables_a_hyphen(tmp_path):
+    table = layer_pairs("a", "b", 2, 2).assign(value=-0.25, low=-0.5, high=1e-7)
+    finish(tmp_path / "store", "large", "l1", {"table": table})
+    seen = seen_in_node(report_page(report_of(gather([tmp_path / "store"])), "large"), tmp_path)
+    assert "−0.25" in seen["pair"]
+    assert "[−0.5, 1e−7]" in seen["pair"]
+    assert "-0.25" in seen["pair"]
+
+
 @pytest.mark.parametrize(
     ("settings", "titles"),
     [

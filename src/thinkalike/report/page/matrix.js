@@ -60,7 +60,7 @@ function matrix(cursor, options) {
       });
       group.append(rect);
       if (numbers && value !== null) {
-        const text = Math.abs(value) < 10 ? value.toFixed(2).replace(/^(-?)0\./, "$1.") : value.toPrecision(2);
+        const text = withMinus(Math.abs(value) < 10 ? value.toFixed(2).replace(/^(-?)0\./, "$1.") : value.toPrecision(2));
         group.append(svg("text", {
           x: left + (j + 0.5) * cell, y: y(i) + tall / 2 + 4, "text-anchor": "middle", "pointer-events": "none",
           "aria-hidden": "true", style: `fill:${options.colours.ink(value)};font-size:${Math.min(11, cell / 2.6)}px`,
