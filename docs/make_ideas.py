@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from thinkalike.measures.bootstrap import bootstrap_interval
@@ -232,6 +233,20 @@ def _draw_pieces(picture: Picture, y: float, pieces: Sequence[tuple[str, float, 
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A value with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, row: pd.Series) -> Measured:
+        """Return the value of a row of a table."""
+        return cls(float(row["value"]), float(row["low"]), float(row["high"]))
+
+
+@dataclass(frozen=True)
 class RulerReading:
     """R² of a pair of layers, of calibration points of the source, and of the control."""
 
@@ -239,60 +254,80 @@ class RulerReading:
     target: str
     source_layer: int
     target_layer: int
-    value: float
+    pair: Measured
     bits: float
-    local_mixing: float
-    points: list[tuple[float, float]]  # (bits, R²)
-    untrained: float
+    local_mixing: Measured
+    points: dict[float, Measured]  # by bits
+    untrained: Measured
+    documents: int
 
 
 def draw_ruler(reading: RulerReading) -> None:
     """Draw R² of a model with copies of itself against their bits, and where a second model falls."""
-    picture = Picture("The ruler: how many bits does a copy have that is as similar?", 320)
+    picture = Picture("The ruler: how many bits does a copy have that is as similar?", 340)
     left = 70.0
     right = 450.0
     top = 50.0
     bottom = 260.0
+    untrained_at = 120.0
+    gap = (170.0, 182.0)  # beyond it there are bits
     ticks = (0, 0.2, 0.4, 0.6)
     highest = ticks[-1]
 
     def across(bits: float) -> float:
-        return left + (right - left) * (bits - 1.5) / 3.1
+        return 232 + 160 * (bits - 3)
 
     def up(value: float) -> float:
         return bottom - (bottom - top) * value / highest
 
-    picture.text(16, 28, f"Residual R² of {reading.source}, layer {reading.source_layer}, with …", colour=GREY)
-    for tick in ticks:
-        picture.line(left, up(tick), right, up(tick), colour=PALE, width=1)
-        picture.text(left - 8, up(tick) + 4.5, f"{tick:g}", anchor="end", colour=GREY)
-    for bits in (3, 4):
-        picture.text(across(bits), bottom + 20, f"{bits}", anchor="middle", colour=GREY)
-    picture.text(across(2), bottom + 20, "randomly initialised", anchor="middle", colour=GREY)
-    picture.text((left + right) / 2, bottom + 44, "bits per weight of the copy", anchor="middle", colour=GREY)
+    def draw_measured(x: float, measured: Measured, colour: str) -> None:
+        """Draw a dot with the bar of its interval."""
+        picture.line(x, up(measured.low), x, up(measured.high), colour=colour, width=2)
+        for end in (measured.low, measured.high):
+            picture.line(x - 5, up(end), x + 5, up(end), colour=colour, width=2)
+        picture.dot(x, up(measured.value), colour=colour)
 
-    points = sorted(reading.points)
+    title = f"Residual R² of {reading.source}, layer {reading.source_layer}, with …"
+    picture.text(16, 28, title, colour=GREY)
+    for tick in ticks:
+        colour = PALE if tick else GREY
+        picture.line(left, up(tick), gap[0], up(tick), colour=colour, width=1)
+        picture.line(gap[1], up(tick), right, up(tick), colour=colour, width=1)
+        picture.text(left - 8, up(tick) + 4.5, f"{tick:g}", anchor="end", colour=GREY)
+    for end in gap:
+        picture.line(end - 3, bottom + 5, end + 3, bottom - 5, colour=GREY, width=1)
+    for bits in reading.points:
+        picture.text(across(bits), bottom + 20, f"{bits:g}", anchor="middle", colour=GREY)
+    picture.text(untrained_at, bottom + 20, "untrained", anchor="middle", colour=GREY)
+    picture.text((gap[1] + right) / 2, bottom + 42, "bits per weight of the copy", anchor="middle", colour=GREY)
+
+    points = sorted((bits, measured.value) for bits, measured in reading.points.items())
     for lower, upper in itertools.pairwise(points):
-        curve = interpolated(lower, upper)
-        for (start, start_value), (end, end_value) in itertools.pairwise(curve):
-            picture.line(across(start), up(start_value), across(end), up(end_value), colour=SOURCE, width=2)
-    for copy_bits, value in points:
-        picture.dot(across(copy_bits), up(value), colour=SOURCE)
-    picture.dot(across(2), up(reading.untrained), colour=SOURCE)
-    picture.text(across(4) - 10, up(0.53), "rounded copies of it", colour=SOURCE, anchor="end")
+        # Every second step is drawn, so that the line is dashed: nothing was measured there.
+        steps = list(itertools.pairwise(interpolated(lower, upper)))
+        for (start, start_value), (end, end_value) in steps[::2]:
+            picture.line(across(start), up(start_value), across(end), up(end_value), colour=SOURCE)
+    for bits, measured in reading.points.items():
+        draw_measured(across(bits), measured, SOURCE)
+    draw_measured(untrained_at, reading.untrained, SOURCE)
+    picture.text(across(4) - 12, up(0.55), "rounded copies of it", colour=SOURCE, anchor="end")
+    picture.text(across(4) - 12, up(0.55) + 17, "(dashed: interpolation)", colour=SOURCE, anchor="end", size=12)
 
     x = across(reading.bits)
-    y = up(reading.value)
+    y = up(reading.pair.value)
     picture.line(left, y, x, y, colour=TARGET, dash="4 3")
     picture.line(x, y, x, bottom, colour=TARGET, dash="4 3")
-    picture.dot(x, y, colour=TARGET, radius=5)
-    picture.text(x + 14, y + 14, f"{reading.target}: {reading.value:.2f},", colour=TARGET)
-    picture.text(x + 14, y + 31, f"as a {reading.bits:.1f}-bit copy", colour=TARGET)
+    draw_measured(x, reading.pair, TARGET)
+    name = f"{reading.target}, layer {reading.target_layer}: {reading.pair.value:.2f},"
+    picture.text(left + 8, y - 8, name, colour=TARGET)
+    picture.text(left + 8, y + 18, f"as a {reading.bits:.1f}-bit copy", colour=TARGET)
 
-    control = up(reading.local_mixing)
-    words = f"local-mixing control: {reading.local_mixing:.2f}"
+    control = up(reading.local_mixing.value)
+    words = f"local-mixing control: {reading.local_mixing.value:.2f}"
     picture.line(left, control, right, control, colour=GREY, dash="2 4")
     picture.text(left + 8, control - 6, words, colour=GREY)
+    intervals = f"Bars: 95 % intervals over {reading.documents} documents"
+    picture.text(16, 328, intervals, colour=GREY, size=12)
     picture.save("idea-ruler")
 
 
@@ -367,17 +402,19 @@ def ruler_reading(store: Path) -> RulerReading:
     row = table.iloc[len(table) // 2]
     calibration = result.tables["calibration_points"]
     is_of_row = (calibration["model"] == row["source"]) & (calibration["layer"] == row["source_layer"])
-    copies = calibration[is_of_row & calibration["bits"].notna()]
+    of_row = calibration[is_of_row].set_index("calibration_point")
+    copies = of_row[of_row["bits"].notna()]
     return RulerReading(
         source="SmolLM2",
         target="Gemma",
         source_layer=int(row["source_layer"]),
         target_layer=int(row["target_layer"]),
-        value=float(row["value"]),
+        pair=Measured.of(row),
         bits=float(row["source_equivalent_bits"]),
-        local_mixing=float(row["source_local_mixing"]),
-        points=list(zip(copies["bits"], copies["value"], strict=True)),
-        untrained=float(row["source_random_control"]),
+        local_mixing=Measured.of(of_row.loc["local mixing"]),
+        points={float(copy["bits"]): Measured.of(copy) for _, copy in copies.iterrows()},
+        untrained=Measured.of(of_row.loc["untrained"]),
+        documents=int(result.scalars["documents"]),
     )
 
 

@@ -68,16 +68,17 @@ def main() -> None:
     p_values = sorted(pair.test.randomised_p(number) for pair, number in zip(pairs, uniform, strict=True))
     below = sum(p < 0.05 for p in p_values) / len(p_values)
     with canvas(COLUMN, 4.6, 2, 1) as (figure, (left, right)):
-        left.bar(counts, observed, color="#56b4e9", label=f"{len(by_position):,} pairs of blocks")
-        left.plot(counts, expected, "o", color="#d55e00", label="random orders, by counting")
-        left.set(xlabel="units in place", ylabel="pairs of blocks", title="independent models")
+        left.bar(counts, observed, color="#56b4e9", label="independent models")
+        left.plot(counts, expected, "o", color="#d55e00", markersize=4, label="random orders, by counting")
+        title = f"{len(by_position):,} pairs of blocks of equal width"
+        left.set(xlabel="units in place", ylabel="pairs of blocks", title=title)
         left.legend()
-        right.plot([0, 1], [0, 1], color="#7f7f7f", linewidth=1, label="uniform")
+        right.plot([0, 1], [0, 1], color="#7f7f7f", linewidth=1, label="uniform distribution")
         ranks = [(rank + 0.5) / len(p_values) for rank in range(len(p_values))]
-        right.plot(ranks, p_values, color="#0072b2", label="all pairs")
+        right.plot(ranks, p_values, color="#0072b2", label="independent models")
         right.legend()
-        title = f"{len(p_values):,} pairs, {below:.1%} below 0.05"
-        right.set(xlabel="share of pairs", ylabel="randomised p-value", title=title)
+        title = f"{len(p_values):,} pairs of blocks: {100 * below:.1f} % have p < 0.05"
+        right.set(xlabel="share of pairs of blocks", ylabel="randomised p-value", title=title)
         save(figure, IMAGES, "lineage-null")
     (IMAGES / "lineage-null.svg").unlink(missing_ok=True)
     print(f"{len(pairs)} pairs; in place {observed}, expected {[round(value) for value in expected]}; {below:.4f}")

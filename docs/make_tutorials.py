@@ -42,6 +42,10 @@ if importlib.util.find_spec("thinkalike") is None:
     %pip install -q git+https://github.com/thinkalike/thinkalike"""
 
 
+# A notebook cuts the margins of figures off, so that each would have a width of its own on a page.
+KEEP_MARGINS = "%config InlineBackend.print_figure_kwargs = {'bbox_inches': None}"
+
+
 def notebook_file(page: Path) -> Path:
     """Return the file of the notebook of a page."""
     return page.parent / "notebooks" / f"{page.stem}.ipynb"
@@ -80,11 +84,15 @@ def written(made: Any) -> str:
 
 def run(made: Any) -> Any:
     """Run a notebook in a folder of its own, and return it with its outputs."""
+    import nbformat
     from nbclient import NotebookClient
 
+    made.cells.insert(0, nbformat.v4.new_code_cell(KEEP_MARGINS))
     with tempfile.TemporaryDirectory() as folder:
         where = {"metadata": {"path": folder}}
-        return NotebookClient(made, timeout=TIMEOUT, kernel_name="python3", resources=where).execute()
+        NotebookClient(made, timeout=TIMEOUT, kernel_name="python3", resources=where).execute()
+    del made.cells[0]
+    return made
 
 
 def given(cell: Any) -> dict[str, str]:

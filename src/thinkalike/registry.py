@@ -304,7 +304,7 @@ CORE = Registered(
         _instrument("r2", "LayerR2", "r2", "residual R²"),
         _by_outputs("JensenShannon", "jsd", "Jensen-Shannon divergence in nats"),
         _by_outputs("Disagreement", "disagreement", "disagreement of the top token"),
-        _instrument("ruler.instrument", "RulerInstrument", "ruler"),
+        _instrument("ruler.instrument", "RulerInstrument", "ruler", "residual R² of the ruler"),
         _instrument("distance", "Distance", "distance", "relative distance of states"),
         _instrument("loss", "LossInstrument", "loss"),
         _instrument("diff.instrument", "DiffInstrument", "diff"),

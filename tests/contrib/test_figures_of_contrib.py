@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgb
 
 from conftest import with_slow
 from planted_figures import (
@@ -232,6 +233,27 @@ def test_a_caption_says_over_how_many_what_intervals_are(draw):
         draw()
     ((figure, _),) = shown.values()
     assert re.search(r"(bars|bands): 95 % intervals over \d+ [a-z]", figure.get_suptitle())
+
+
+def test_numbers_in_dots_can_be_read():
+    """A white 5 on amber had a contrast of 2.2; the least for letters of this size is 4.5."""
+    with figures.shown_figures() as shown:
+        settling()
+    ((_, (_, onsets)),) = shown.values()
+    (written,) = {text.get_color() for text in onsets.texts}
+    dots = {dot.get_color() for dot in onsets.lines}
+    assert all(contrast(written, dot) >= 4.5 for dot in dots)
+    assert contrast("white", "#e69f00") < 2.3, "control"
+
+
+def contrast(first: str, second: str) -> float:
+    """Return the contrast of two colours, from 1 to 21, as the guidelines of the web define it."""
+    luminances = []
+    for colour in (first, second):
+        channels = np.array(to_rgb(colour))
+        linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        luminances.append(linear @ [0.2126, 0.7152, 0.0722] + 0.05)
+    return float(max(luminances) / min(luminances))
 
 
 def test_a_step_is_at_the_same_place_in_both_panels_of_settling():

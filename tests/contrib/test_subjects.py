@@ -400,6 +400,8 @@ def test_the_mean_of_subjects_is_not_said_to_be_tested():
     assert "tested in each subject alone, and not for their mean" in said
     assert "nan" not in said
     assert result.details["p_corrected"].notna().all()
+    figure, _ = result.instrument.plot(result)
+    assert "intervals over 3 participants" in " ".join(figure.get_suptitle().split())
 
 
 def test_subjects_whose_distances_cancel_have_no_ceiling(stimuli):

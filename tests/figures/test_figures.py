@@ -311,6 +311,54 @@ def test_calibration_points_are_lines_also_of_a_single_layer_pair(layers):
     plt.close(axes.figure)
 
 
+def test_names_of_calibration_points_are_led_to_from_their_own_lines():
+    """Three lines end near 0, where their names have no room, and stood beside the end of none."""
+    axes = plt.figure().subplots()
+    points = pd.DataFrame({"3 bits": [0.5, 0.0], "untrained": [0.1, 0.004], "local mixing": [0.4, 0.02]})
+    layers_figures._draw_calibration_points(axes, points)
+    leaders = [text for text in axes.texts if text.arrow_patch is not None]
+    names = [text for text in axes.texts if text.arrow_patch is None]
+    assert [leader.xyann for leader in leaders] == [name.xy for name in names]
+    for leader, name in zip(leaders, names, strict=True):
+        assert leader.xy == (1.0, points[name.get_text()][1])
+    plt.close(axes.figure)
+
+
+def test_all_panels_have_numbers_or_none_has():
+    """The cells of the smaller model with itself had numbers, and those of the larger one had none."""
+    sides = [("a", "b", 4, 5), ("a", "a", 4, 4), ("b", "b", 5, 5)]
+    for layers, has_numbers in ((sides, False), ([(*models, 4, 4) for *models, _, _ in sides], True)):
+        with figures.shown_figures() as shown:
+            figures.layer_heatmaps(pd.concat([matrix(*side) for side in layers]), NOWHERE, "cka", "CKA")
+        ((_, panels),) = shown.values()
+        assert [bool(axes.texts) for axes in panels] == [has_numbers] * 3
+
+
+def test_a_layer_is_at_the_same_place_in_both_panels_of_a_change():
+    """Modules have a layer more than states: that of the last norm and the unembedding."""
+    with figures.shown_figures() as shown:
+        shares = pd.DataFrame({"component": "norms", "layer": range(-1, 4), "mean_effect": 0.2})
+        distances = pd.DataFrame({"layer": range(-1, 3), "distance": 0.1})
+        figures.changes(shares, with_ends(distances, "distance"), NOWHERE)
+    ((_, (upper, lower)),) = shown.values()
+    assert lower.get_xlim() == upper.get_xlim()
+
+
+def test_colours_of_shares_end_at_1():
+    for values, ends in (([0.96, 1.0], (0.95, 1.0)), ([0.2, 0.21], (0.2, 0.25)), ([0.1, 0.7], (0.1, 0.7))):
+        assert style.colour_range(np.array(values), (0.0, 1.0)) == pytest.approx(ends)
+    assert style.colour_range(np.array([1.3, 1.9]), (0.0, 1.0)) == (1.3, 1.9), "distances may be greater"
+
+
+def test_p_values_of_a_family_have_a_minus_sign():
+    with figures.shown_figures() as shown:
+        family()
+    ((_, (_, tree)),) = shown.values()
+    written = [text.get_text() for text in tree.texts]
+    assert written
+    assert set(written) == {"p ≤ 1e−8 "}
+
+
 NO_FORMULA = r"$\frac{a$"  # which matplotlib cannot read as one
 
 

@@ -454,6 +454,22 @@ def test_the_screen_of_a_table_in_memory_counts_its_stimuli():
     assert of_stimuli.stimuli_in_words({"count": 40, "source": "words.csv"}) == "40 stimuli of words.csv"
 
 
+@pytest.mark.parametrize(
+    ("groups", "bands"),
+    [(40, "bands: 95 % intervals over 3 folds"), (6, "no intervals: too few independent stimuli")],
+)
+@pytest.mark.drawn
+def test_the_figure_says_over_how_many_folds_its_bands_are(groups, bands):
+    """It said "over folds", also where no band was drawn."""
+    states = np.random.default_rng(0).normal(size=(40, 6))
+    table = words_in_memory(40).assign(group=[f"group {number % groups}" for number in range(40)])
+    settings = {"references": 0, "permutations": 1, "folds": 3, "alphas": [1.0], "groups": "group"}
+    result = thinkalike.mlem(states, stimuli=table, **settings)
+    figure, _ = result.instrument.plot(result)
+    title = " ".join(figure.get_suptitle().split())
+    assert title.endswith(f"40 stimuli {bands}")
+
+
 def random_stimuli(seed: int, strength: float) -> tuple[np.ndarray, pd.DataFrame]:
     """Return random states of 120 texts, with a table of two features of which F may move the states."""
     rng = np.random.default_rng(seed)

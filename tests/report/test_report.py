@@ -75,6 +75,25 @@ def test_a_grid_has_the_number_and_the_interval_of_every_row():
         assert written == pytest.approx((row.value, row.low, row.high), rel=1e-5)
 
 
+def turned(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the layer pairs of a table from the target to the source."""
+    names = {"source": "target", "target": "source", "source_layer": "target_layer", "target_layer": "source_layer"}
+    return table.rename(columns=names)
+
+
+def test_both_directions_of_a_symmetric_measure_are_one_grid():
+    """RSA of two models was two matrices with the same numbers."""
+    table = layer_pairs("a", "b", 3, 2)
+    assert [grid["models"] for grid in grids_of(pd.concat([table, turned(table)]))] == [["a", "b"]]
+    for other in (
+        turned(table).assign(value=turned(table)["value"] + 0.1),
+        turned(table).assign(low=0.0),
+        turned(table).iloc[1:],
+        layer_pairs("b", "b", 3, 2),
+    ):
+        assert len(grids_of(pd.concat([table, other]))) == 2, "control: other numbers are shown"
+
+
 def test_steps_are_columns_and_layers_or_features_rows():
     table = pd.DataFrame({"step": [0, 0, 8, 8], "layer": [0, 1, 0, 1], "similarity_to_last": [0.1, 0.2, 1.0, 1.0]})
     (grid,) = grids_of(table, trained_model="m")
@@ -522,6 +541,33 @@ def test_grids_of_many_results_are_drawn_within_bounds(tmp_path):
     assert "12 results" in seen["counts"]
     assert seen["pair"].count("Not drawn") >= 12
     assert seen["made"] < 100_000
+
+
+def test_numbers_of_drawings_have_a_minus_sign_and_those_of_tables_a_hyphen(tmp_path):
+    table = layer_pairs("a", "b", 2, 2).assign(value=-0.25, low=-0.5, high=1e-7)
+    finish(tmp_path / "store", "large", "l1", {"table": table})
+    seen = seen_in_node(report_page(report_of(gather([tmp_path / "store"])), "large"), tmp_path)
+    assert "−0.25" in seen["pair"]
+    assert "[−0.5, 1e−7]" in seen["pair"]
+    assert "-0.25" in seen["pair"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "titles"),
+    [
+        (({}, {"data": {"name": "text"}}), ["large", "large (data.name=text)"]),
+        (({"layers": [0]}, {"layers": [1]}), ["large (layers=[0])", "large (layers=[1])"]),
+        (({}, {}), ["large (l0)", "large (l1)"]),
+        (({},), ["large"]),
+    ],
+)
+def test_titles_say_how_results_of_one_measure_differ(settings, titles, tmp_path):
+    """Two matrices were both titled "ruler", and their settings were folded."""
+    for number, of_result in enumerate(settings):
+        finish(tmp_path / "store", "large", f"l{number}", {"table": layer_pairs("a", "b", 2, 2)}, settings=of_result)
+    seen = seen_in_node(report_page(report_of(gather([tmp_path / "store"])), "large"), tmp_path)
+    for title in titles:
+        assert seen["pair"].count(f"{title} ") >= 2, "above the matrix and above its numbers"
 
 
 @pytest.mark.parametrize("result", [99, 0, "", "constructor", -1])

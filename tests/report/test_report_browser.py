@@ -172,6 +172,18 @@ def test_lines_of_one_chart_have_one_unit(seen, tmp_path):
     assert named == ["penalty", "identity penalty"]
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_computed_cell_can_be_told_from_a_blank_one(scheme, seen, tmp_path):
+    """The lowest value is dark blue, which could hardly be seen on the blank cells of a dark page."""
+    table = layer_pairs("a-mini", "b-mini", 2, 2)
+    for part, strokes in ((table.iloc[[0, 3]], {"rgb"}), (table, {"none"})):
+        page = seen(address=page_of(tmp_path, large=part), color_scheme=scheme)
+        cells = page.locator("#pair .cell:not(.blank)")
+        found = cells.evaluate_all("cells => cells.map(cell => getComputedStyle(cell).stroke)")
+        assert len(found) == len(part)
+        assert {stroke.partition("(")[0] for stroke in found} == strokes
+
+
 WRITTEN_AT = 11  # the size of letters in a drawing, before it is fitted into its place
 
 

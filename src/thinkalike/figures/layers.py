@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from matplotlib.transforms import offset_copy
 
 from thinkalike.figures.style import (
     COLUMN,
@@ -61,6 +62,7 @@ SHORTEST_COMPONENTS = 1.3
 LEAST_SPREAD = 1e-3  # of the values of a layer, from which on one of them has a frame
 ROW_HEIGHT = 0.15  # of a layer in a figure of components
 
+NAME_DISTANCE = 10  # points between the right end of a line and its name
 LABEL_DISTANCE = 0.075  # of the height of the ruler's axis, between the names of two lines
 HALF_LINE = 0.3  # from a single layer pair to either end of the line of a calibration point
 HEADROOM = 1.08  # the end of an axis, of the greatest value
@@ -100,6 +102,8 @@ def layer_heatmaps(
         inches = width - BESIDE_MATRIX
     else:
         inches = width / across - BESIDE_PANEL
+    # Either all panels have numbers in their cells or none has.
+    cell_width = inches / max(max(cells.shape) for cells in matrices)
     height, heights = _heights(matrices, across, inches)
     with canvas(width, height, len(heights), across, squeeze=False, height_ratios=heights) as (
         figure,
@@ -107,7 +111,7 @@ def layer_heatmaps(
     ):
         leave_out(panels.flat[len(pairs) :])
         for axes, cells, (source, target) in zip(panels.flat, matrices, pairs, strict=False):
-            image = _draw_matrix(axes, cells, norm, source, target, inches)
+            image = _draw_matrix(axes, cells, norm, source, target, inches, cell_width)
         used = panels.flat[: len(pairs)]
         _add_colorbar(figure, used, image, label, is_below=across > 1)
         write_title(figure, panels[0, 0], _title(label, models), about)
@@ -406,6 +410,8 @@ def changes(
         ends = ("distance_low", "distance_high")
         line(lower, layers, "distance", ends, "distance", colour_of(0), "o-")
         ticks(lower.xaxis, layers["layer"], MOST_BESIDE_EMBEDDING)
+        if list(cells.columns)[: len(layers)] == list(layers["layer"]):
+            lower.set_xlim(upper.get_xlim())  # a layer is at the same place in both panels
         lower.set(xlabel="layer", ylabel="relative distance\nof states")
         _begin_at_zero(lower, highest_of(layers, "distance", "distance_high"))
         write_title(figure, upper, names, about)
@@ -596,7 +602,7 @@ def pairs_in_words(table: pd.DataFrame) -> list[str]:
 
 
 def _draw_calibration_points(axes: Axes, points: pd.DataFrame) -> None:
-    """Draw a line for each calibration point, with its name at the right end of the line.
+    """Draw a line for each calibration point, and lead from its right end to its name.
 
     For a single layer pair it is a short line around it.
 
@@ -619,11 +625,22 @@ def _draw_calibration_points(axes: Axes, points: pd.DataFrame) -> None:
     bottom, top = axes.get_ylim()
     distance = LABEL_DISTANCE * (top - bottom)
     heights = spread_apart(ends.to_numpy(float), distance, top)
+    beside_line = offset_copy(axes.transData, axes.figure, x=NAME_DISTANCE, units="points")
+    leader = {
+        "arrowstyle": "-",
+        "color": COPY_COLOUR,
+        "linewidth": 0.5,
+        "shrinkA": 0,
+        "shrinkB": 0,
+    }
     for name, height in zip(ends.index, heights, strict=True):
+        end = (positions[-1], ends[name])
+        beside = (positions[-1], height)
+        axes.annotate("", end, beside, textcoords=beside_line, arrowprops=leader)
         axes.annotate(
             str(name),
-            (positions[-1], height),
-            xytext=(5, 0),
+            beside,
+            xytext=(NAME_DISTANCE + 1, 0),
             textcoords="offset points",
             va="center",
             fontsize=SMALL,

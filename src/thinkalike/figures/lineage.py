@@ -17,6 +17,7 @@ from thinkalike.figures.style import (
     SMALL,
     VALUE_WIDTH,
     canvas,
+    colour_range,
     heatmap,
     save,
     write_title,
@@ -28,6 +29,7 @@ PER_MODEL = 0.2
 BESIDE_MATRIX = 1.8  # the names of models and the colours on both sides of the matrix
 TALLEST_PANEL = 3.3
 
+SMALLEST_IN_DIGITS = 0.001  # a smaller p-value has a power of ten
 LEAST_HEIGHT = 0.05  # of the tree's axis, which ends beyond its highest joint
 
 
@@ -48,7 +50,8 @@ def family(relations: pd.DataFrame, folder: Path) -> None:
     height = min(size, TALLEST_PANEL) + size
     with canvas(COLUMN, height, 2, 1) as (figure, (upper, lower)):
         cells = pd.DataFrame(shared, index=names, columns=names)
-        image = heatmap(upper, cells, Normalize(0, 1), "magma", len(names))
+        norm = Normalize(*colour_range(shared, (0.0, 1.0)))
+        image = heatmap(upper, cells, norm, "magma", len(names))
         if (COLUMN - BESIDE_MATRIX) / len(names) >= VALUE_WIDTH:
             write_values(upper, np.ma.asarray(image.get_array()), image)
         figure.colorbar(image, ax=upper, label="share of units in place", shrink=0.8, aspect=20)
@@ -95,4 +98,16 @@ def draw_tree(axes: Axes, shared: np.ndarray, p_values: np.ndarray, names: list[
         p = min(p_of_height.get(height, [1.0]))
         if height < 1:
             middle = (places[1] + places[2]) / 2
-            axes.text(height, middle, f"p ≤ {p:.0e} ", fontsize=6, ha="right", va="bottom")
+            axes.text(height, middle, f"p ≤ {in_digits(p)} ", fontsize=6, ha="right", va="bottom")
+
+
+def in_digits(p: float) -> str:
+    """Return a p-value as a figure writes it, with a true minus sign.
+
+    >>> in_digits(2e-8), in_digits(0.04)
+    ('2e−8', '0.04')
+    """
+    if p >= SMALLEST_IN_DIGITS:
+        return f"{p:.2g}"
+    digits, exponent = f"{p:.0e}".split("e")
+    return f"{digits}e{int(exponent)}".replace("-", "−")

@@ -250,6 +250,8 @@ def colour_range(values: np.ndarray, scale: tuple[float, float]) -> tuple[float,
     lowest = float(finite.min())
     highest = float(finite.max())
     least_span = LEAST_SPAN * (scale[1] - scale[0])
+    if lowest + least_span > scale[1] >= highest:  # no colour is for values that there cannot be
+        return scale[1] - least_span, scale[1]
     return lowest, max(highest, lowest + least_span)
 
 

@@ -217,10 +217,49 @@ def _with_layer_pairs(table: Columns) -> Columns:
 def _pair_grids(table: Columns) -> Iterator[Grid]:
     if not _number_columns(table):
         return
+    grids_of_models: dict[tuple[str, str], list[Grid]] = {}
     for (source, target), rows in table.groups(["source", "target"]).items():
-        models = [_model_name(source), _model_name(target)]
+        models = (_model_name(source), _model_name(target))
+        turned_grids = grids_of_models.get(models[::-1], [])
         for variant, cells in _variants(rows, ["source_layer", "target_layer"]):
-            yield _grid("pair", models, variant, cells, "source_layer", "target_layer")
+            grid = _grid("pair", list(models), variant, cells, "source_layer", "target_layer")
+            if source != target and any(_mirrors(grid, turned) for turned in turned_grids):
+                continue  # a symmetric measure has the same numbers in both directions
+            grids_of_models.setdefault(models, []).append(grid)
+            yield grid
+
+
+def _mirrors(grid: Grid, turned: Grid) -> bool:
+    """Return whether a grid is the other one with its rows as columns."""
+    if grid["rows"] != turned["columns"] or grid["columns"] != turned["rows"]:
+        return False
+    if grid["variant"] != turned["variant"]:
+        return False
+    return _by_layers(grid) == _by_layers(turned, is_turned=True)
+
+
+def _by_layers(grid: Grid, is_turned: bool = False) -> dict[Key, Key]:
+    """Return the numbers and words of a grid by row and column, swapped if `is_turned`."""
+    width = len(grid["columns"])
+    positions = grid["cells"]
+    if positions is None:
+        positions = list(range(len(grid["rows"]) * width))
+    names = []
+    value_lists = []
+    for numbers in grid["numbers"]:
+        for end in ("v", "low", "high"):
+            names.append((numbers["name"], end))
+            value_lists.append(numbers.get(end, ()))
+    for words in grid["words"]:
+        names.append((words["name"], "words"))
+        value_lists.append(words["v"])
+
+    by_layers: dict[Key, Key] = {("names",): tuple(names)}
+    for number, position in enumerate(positions):
+        row, column = divmod(position, width)
+        place = (column, row) if is_turned else (row, column)
+        by_layers[place] = tuple(values[number] for values in value_lists if values)
+    return by_layers
 
 
 def _layer_grids(table: Columns) -> Iterator[Grid]:

@@ -13,6 +13,8 @@ from thinkalike.figures.style import COLUMN, SMALL, canvas, colour_of, save, wri
 from thinkalike.figures.trajectories import label_steps, step_position
 from thinkalike.matrices import matrix_of
 
+ONSET_COLOUR = "0.25"  # dark grey, on which white numbers can be read
+
 
 def draw_settling(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder: Path) -> None:
     """Draw how training runs settle: similarity to the last checkpoint, and onsets of features.
@@ -76,7 +78,8 @@ def _draw_onsets(axes: Axes, onsets: pd.DataFrame) -> None:
         onset_of_run = rows_of_feature.groupby("run")["onset"].min()
         for step, n_runs in onset_of_run.value_counts().items():
             (position,) = step_position(np.array([step]))
-            axes.plot(position, height, "o", color=colour_of(height), markersize=8)
+            # Colours are layers in the panel above, and features have their names.
+            axes.plot(position, height, "o", color=ONSET_COLOUR, markersize=8)
             axes.text(
                 position,
                 height,

@@ -71,6 +71,18 @@ class SubjectsMLEM(
             pd.concat([group_scores, model_scores], ignore_index=True),
         )
 
+    def units_of_intervals(self, result: Result) -> str:
+        """Return over what intervals of the group are, and those of models if there are any."""
+        folds = super().units_of_intervals(result)
+        if "group" not in result.tables:
+            return folds
+        subjects = result.provenance["subjects"]
+        participants = f"{len(subjects)} participants"
+        has_models = not result.tables["scores"]["model"].isin(subjects).all()
+        if has_models:
+            return f"{participants}; of models over {folds}"
+        return participants
+
 
 def group_tables(
     config: AnalyzeConfig,

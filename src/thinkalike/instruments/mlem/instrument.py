@@ -11,6 +11,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -230,13 +231,24 @@ class FeatureProfiles(
         """Return the profiles (layer by feature) and scores (by layer) to show and draw."""
         return result.details, result.tables["scores"]
 
+    def units_of_intervals(self, result: Result) -> str:
+        """Return over what the intervals of `profiles_and_scores_to_show` are, and over how many.
+
+        An instrument of several participants overrides this.
+        """
+        n_folds = result.arrays["scores"].shape[1]  # (layers, folds)
+        return f"{n_folds} folds"
+
     def draw(self, result: Result, folder: Path) -> None:
         """Draw importances and scores by layer, and the similarity of layers if it is known."""
         stimuli = f"{result.provenance['stimuli']['count']:,} stimuli"
-        subtitle = f"{stimuli}\nbands: 95 % intervals over folds"
         profiles, scores = self.profiles_and_scores_to_show(result)
         profiles = profiles.dropna(subset="importance")
-        figures.profiles(profiles, scores, folder, about=subtitle)
+        has_intervals = np.isfinite(scores[["low", "high"]]).to_numpy().any()
+        bands = "no intervals: too few independent stimuli"
+        if has_intervals:
+            bands = f"bands: 95 % intervals over {self.units_of_intervals(result)}"
+        figures.profiles(profiles, scores, folder, about=f"{stimuli}\n{bands}")
         if "similarity" in result.tables:
             by_title = {"weighted τ of profiles": result.tables["similarity"]}
             figures.similarity(by_title, folder, about=stimuli)

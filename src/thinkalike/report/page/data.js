@@ -65,3 +65,39 @@ const matches = (text, words) => words.every((word) => text.includes(word));
 
 const settingsOf = (report, grid) =>
   [grid.variant, report.results[grid.results[0]].settings].filter(Boolean).join(", ");
+
+/**
+ * What tells each grid from those of the same title and direction, as a map: the settings that not all of these have, and
+ * the keys of its results where two have the same settings.
+ */
+function differencesOf(report, grids) {
+  const differences = new Map();
+  const groups = new Map();
+  for (const grid of grids) {
+    const name = JSON.stringify([grid.title, grid.models]);
+    if (!groups.has(name)) groups.set(name, []);
+    groups.get(name).push(grid);
+  }
+  for (const alike of groups.values()) {
+    const counts = occurrences(alike.flatMap((grid) => piecesOf(report, grid)));
+    const texts = alike.map((grid) => piecesOf(report, grid).filter((piece) => counts.get(piece) < alike.length).join(", "));
+    const texted = occurrences(texts);
+    const keys = (grid) => grid.results.map((number) => report.results[number].key).join(", ");
+    alike.forEach((grid, i) => {
+      const isAlone = texted.get(texts[i]) === 1;
+      differences.set(grid, isAlone ? texts[i] : [texts[i], keys(grid)].filter(Boolean).join(", "));
+    });
+  }
+  return differences;
+}
+
+/** The variant and the settings of a grid, each once. */
+const piecesOf = (report, grid) =>
+  [...new Set([...grid.variant.split(", "), ...report.results[grid.results[0]].settings.split(/ (?=[\w.@]+=)/)].filter(Boolean))];
+
+/** How often each text occurs. */
+function occurrences(texts) {
+  const counts = new Map();
+  for (const text of texts) counts.set(text, (counts.get(text) ?? 0) + 1);
+  return counts;
+}

@@ -61,8 +61,11 @@ const byId = (name) => document.getElementById(name);
 function short(value) {
   if (value === null || value === undefined) return "not computed";
   if (typeof value !== "number") return String(value);
-  return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(4)));
+  return withMinus(Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(4))));
 }
+
+/** A number with a true minus sign; a table keeps the hyphen, so that its numbers can be copied into a program. */
+const withMinus = (text) => text.replaceAll("-", "−");
 
 /** A number as a click shows it: all digits that the page holds. */
 function full(value) {

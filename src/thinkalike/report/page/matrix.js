@@ -43,6 +43,9 @@ function matrix(cursor, options) {
     viewBox: `0 0 ${left + Math.max(width, 130) + 4} ${height + 34}`, role: "grid", "aria-label": options.label,
     "aria-rowcount": rows.length, "aria-colcount": columns.length,
   });
+  // Dark blue is hardly seen on a dark blank: beside blank cells, the others have a frame.
+  const hasBlanks = rows.some((row) => columns.some((column) => options.value(row, column) === null));
+  const computed = hasBlanks ? "cell framed" : "cell";
   const cells = rows.map((row, i) => {
     const group = svg("g", { role: "row" });
     drawing.append(group);
@@ -51,7 +54,7 @@ function matrix(cursor, options) {
       const [low, high] = options.ends(row, column);
       const rect = svg("rect", {
         x: left + j * cell, y: y(i), width: cell, height: tall, role: "gridcell", tabindex: -1,
-        class: value === null ? "cell blank" : "cell", fill: value === null ? null : options.colours.colour(value),
+        class: value === null ? "cell blank" : computed, fill: value === null ? null : options.colours.colour(value),
         "aria-label": `${options.rowName} ${layerName(row)}, ${options.columnName} ${layerName(column)}: ${short(value)} ${interval(low, high)}`,
         onpointerenter: () => cursor.move(i, j),
         onfocus: () => { cursor.move(i, j); cursor.say(); },
@@ -60,7 +63,7 @@ function matrix(cursor, options) {
       });
       group.append(rect);
       if (numbers && value !== null) {
-        const text = Math.abs(value) < 10 ? value.toFixed(2).replace(/^(-?)0\./, "$1.") : value.toPrecision(2);
+        const text = withMinus(Math.abs(value) < 10 ? value.toFixed(2).replace(/^(-?)0\./, "$1.") : value.toPrecision(2));
         group.append(svg("text", {
           x: left + (j + 0.5) * cell, y: y(i) + tall / 2 + 4, "text-anchor": "middle", "pointer-events": "none",
           "aria-hidden": "true", style: `fill:${options.colours.ink(value)};font-size:${Math.min(11, cell / 2.6)}px`,

@@ -2,11 +2,13 @@
 
 /** How to read the matrices of a pair. */
 const readingOf = (pair) => `Rows are the layers of ${pair.a}, columns those of ${pair.b}. Yellow is more alike, blue less, between the ends `
-  + "that stand under each matrix; a signed number is white at 0. Point at a cell, or move with the arrow keys, to read it in all measures; click, or press Enter, for every number of that pair of layers.";
+  + "that stand under each matrix; a signed number is white at 0, and a blank cell was not computed. Point at a cell, or move with the arrow keys, to read it in all measures; click, or press Enter, for every number of that pair of layers.";
 
 function drawPair(report, pair, place, chosen) {
   countMarksAnew();
   const [rows, columns] = axesOf(pair);
+  const differences = differencesOf(report, pair.grids);
+  for (const grid of pair.grids) grid.difference = differences.get(grid);
   const detail = el("div", { id: "detail", "aria-live": "off" });
   const cursor = cursorOver(rows, columns, (a, b) => {
     countMarksAnew();
@@ -24,8 +26,9 @@ function drawPair(report, pair, place, chosen) {
 const hashOf = (pair, a, b) => `#pair=${encodeURIComponent(JSON.stringify([pair.a, pair.b, a, b]))}`;
 const direction = (pair, grid) => (pair.a === pair.b ? pair.a : `${grid.models[0]} → ${grid.models[1]}`);
 
-/** What a panel is: the measure, and which of its numbers, where it has several. */
-const titled = (grid, name) => (name === "value" || grid.title.endsWith(plain(name)) ? grid.title : `${grid.title}: ${plain(name)}`);
+/** What a panel is: the measure, which of its numbers, where it has several, and what tells it from panels of the same measure. */
+const titled = (grid, name) => (name === "value" || grid.title.endsWith(plain(name)) ? named(grid) : `${named(grid)}: ${plain(name)}`);
+const named = (grid) => (grid.difference ? `${grid.title} (${grid.difference})` : grid.title);
 
 function panelOf(report, pair, grid, cursor) {
   const drawn = el("div");
@@ -79,7 +82,7 @@ function cardOf(report, pair, grid, a, b) {
   const words = grid.words.map((each) => [plain(each.name), each.v[at], ""]);
   const [main] = rows.splice(grid.main, 1);
   return el("article", { class: "card" },
-    el("h4", {}, grid.title, " ", el("span", { class: "settings" }, [direction(pair, grid), grid.variant].filter(Boolean).join(" · "))),
+    el("h4", {}, named(grid), " ", el("span", { class: "settings" }, [direction(pair, grid), grid.variant].filter(Boolean).join(" · "))),
     tableOf("", ["number", "value", "interval"], [main, ...words, ...rows]),
     el("p", { class: "dim" }, grid.results.map((number) => `${report.results[number].kind}/${report.results[number].key}`).join(", ")));
 }
