@@ -30,6 +30,7 @@ from thinkalike.config import (
     TrainerConfig,
     measure_schema,
 )
+from thinkalike.config.values import key_settings
 from thinkalike.errors import ConfigError, DataError, PluginError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
 from thinkalike.job import Outcome, Work
@@ -308,6 +309,15 @@ class HalfRead(Toy, kind="half read", reads=("measure", "seed"), config=Config):
 
     def unread(self, config):
         return {"measure.size": 3} if config.seed else {}
+
+
+@pytest.mark.parametrize("same", [{"devices": 1}, {"num_nodes": 1}, {"devices": 1, "precision": "32-true"}])
+def test_one_process_has_one_key_however_it_is_written(same):
+    def key(**settings):
+        return key_settings(TrainerConfig(**settings))
+
+    assert key(**same) == key() == {}
+    assert key(strategy="ddp", devices=2) != key(strategy="ddp", devices=3), "control"
 
 
 def test_what_a_job_does_not_read_changes_no_key():
