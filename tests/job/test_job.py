@@ -60,7 +60,7 @@ def test_a_finished_job_is_not_done_again_unless_it_is_forced(tmp_path, caplog, 
     monkeypatch.setattr("thinkalike.job.performing.versions_of", lambda _: {"torch": "99.0", "numpy": np.__version__})
     with caplog.at_level("INFO", logger="thinkalike"):
         assert perform(toy, config(tmp_path)).folder == first.folder
-    assert "already done; force=True does it again" in caplog.text
+    assert f"toy of toy ({first.key}): already done; force=True does it again" in caplog.text
     assert f"it was computed with torch {torch.__version__} (now 99.0)" in caplog.text
     assert "numpy" not in caplog.text
     assert toy.calls.count("run") == 1
