@@ -571,7 +571,7 @@ class Loader(ConfigLoaderImpl):
         return explained(error)
 
     def _explained_unread_file(self, path: str) -> str | None:
-        """Return what to say if a name seems to mean a file that Hydra does not read, or else None.
+        """Return what to say of a file that Hydra does not read; None: the name means no such file.
 
         Hydra reads the files that end with .yaml in the folders of its search path.
         """

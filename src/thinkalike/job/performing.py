@@ -194,7 +194,9 @@ def _stored_results(jobs: Iterable[PlannedJob], shown: bool) -> dict[str, Result
             continue
         results[planned.key] = result
         again = named_setting("force", True)
-        log.info(f"{plain_line(result.subject)} ({result.key}): already done; {again} does it again")
+        log.info(
+            f"{plain_line(result.subject)} ({result.key}): already done; {again} does it again"
+        )
         _repeat_warnings(result)
         if shown:
             with reporting_damage(result.place, result.kind):
