@@ -571,7 +571,7 @@ class Loader(ConfigLoaderImpl):
         return explained(error)
 
     def _explained_unread_file(self, path: str) -> str | None:
-        """Return what to say of a file that Hydra does not read; None: the name means no such file.
+        """Return what to say of a file that Hydra does not read; None: no such file is meant.
 
         Hydra reads the files that end with .yaml in the folders of its search path.
         """

@@ -622,7 +622,8 @@ def _contrasts_in_words(table: pd.DataFrame, numbers: Numbers) -> str:
     """
     contrast = (
         f"The contrast of {len(table)} words is "
-        f"{number_text(numbers['contrast_base'], '.2f')} nats in the base and changes by {number_text(numbers['contrast_change'], '+.3f')} nats on average"
+        f"{number_text(numbers['contrast_base'], '.2f')} nats in the base and changes by "
+        f"{number_text(numbers['contrast_change'], '+.3f')} nats on average"
     )
     if "q" not in table:
         return f"{contrast}; it was not compared with a null."
