@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from measuring import machine
+from measuring import device_here, machine
 
 from thinkalike.registry import layer_measures
 
@@ -179,7 +179,7 @@ def placed(text: str, name: str, part: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; by default all")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=device_here, default="cpu")
     options = parser.parse_args()
     if unknown := set(options.names) - set(BENCHMARKS):
         parser.error(f"{min(unknown)} is no benchmark; there is {', '.join(BENCHMARKS)}")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 import torch
-from measuring import Row, Times, floor, in_turn, large_product, once, table
+from measuring import Row, Times, device_here, floor, in_turn, large_product, once, table
 from torch import Tensor, nn
 
 from thinkalike import CKA, cka
@@ -151,7 +151,7 @@ def whole_job(device: str, rounds: int) -> dict[str, Times]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=device_here, default="cpu")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="without slow packages and whole models")
     options = parser.parse_args()

@@ -40,10 +40,19 @@ def options_of(description: str | None, **defaults: str | int) -> argparse.Names
     """Read the options of a benchmark, given by their defaults; torch then has one thread and always draws the same."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
+        parser.add_argument(f"--{name}", type=device_here if name == "device" else type(default), default=default)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     return parser.parse_args()
+
+
+def device_here(name: str) -> str:
+    """Return the name of a device that benchmarks run on; argparse refuses one that this machine lacks in one line."""
+    if name not in PEAK:
+        raise argparse.ArgumentTypeError(f"'{name}' is not known; choose {' or '.join(PEAK)}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError("torch finds no GPU for 'cuda' on this machine; choose cpu")
+    return name
 
 
 def in_turn(work: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu") -> dict[str, Times]:

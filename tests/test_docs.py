@@ -23,7 +23,7 @@ from matplotlib.textpath import TextPath
 from packaging.requirements import Requirement
 
 import pages
-from conftest import ROOT, composed
+from conftest import ROOT, composed, with_slow
 from pages import COMMANDS, DOCS, DOORS, script
 from thinkalike.catalogue import FORMER_COLUMNS, conf_folders
 from thinkalike.cli import NAMES_OF_MODELS, as_analysis
@@ -266,7 +266,7 @@ class ArgumentsAccepted(Exception):
     """The parser of a script has accepted its command line."""
 
 
-def refusal(script, words, capsys):
+def refusal(script, words, capsys, has_gpu=True):
     """Run a script until its parser has read a command line, and return what the parser refuses it with, if it does."""
 
     def parse_and_stop(self, *given):
@@ -277,10 +277,20 @@ def refusal(script, words, capsys):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
         patch.setattr("sys.argv", [str(script), *words])
+        patch.setattr("torch.cuda.is_available", lambda: has_gpu)
         patch.syspath_prepend(script.parent)
         with pytest.raises((ArgumentsAccepted, SystemExit)):
             runpy.run_path(str(script), run_name="__main__")
     return capsys.readouterr().err.rpartition("error: ")[2]
+
+
+@pytest.mark.parametrize("name", with_slow(["cka", "rsa"], "cka"))
+def test_a_benchmark_refuses_a_device_that_this_machine_lacks(name, capsys):
+    script = ROOT / "benchmarks" / f"{name}.py"
+    words = ["--device", "cuda"]
+    assert refusal(script, words, capsys) == "", "control"
+    assert "torch finds no GPU" in refusal(script, words, capsys, has_gpu=False)
+    assert "'mps' is not known; choose cpu or cuda" in refusal(script, ["--device", "mps"], capsys)
 
 
 @pytest.mark.ci_slow

@@ -389,6 +389,31 @@ def test_a_configuration_without_its_name_is_not_ignored(cli):
     assert "add --config-name config" in cli("train.py", "-cd", ".").error
 
 
+@pytest.mark.parametrize(
+    ("file", "words", "remedy"),
+    [
+        ("own/mine.yml", "-cd own -cn mine", "rename it to mine.yaml"),
+        ("own/mine.yml", "-cd own -cn mine.yml", "rename it to mine.yaml"),
+        ("own/stitch/mine.yml", "-cd own stitch=mine", "rename it to mine.yaml"),
+        ("mine.yml", "-cn mine.yml", "rename it to mine.yaml and give --config-dir={here} --config-name=mine"),
+        ("mine.yaml", "-cn mine.yaml", "folder of configurations; give --config-dir={here} --config-name=mine"),
+        ("stitch/mine.yaml", "stitch=mine", "folder of configurations; give --config-dir={here}"),
+    ],
+)
+def test_a_configuration_that_hydra_does_not_find_is_named_with_the_remedy(file, words, remedy, cli):
+    path = cli.folder / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("defaults: [train, _self_]")
+    error = cli("train.py", *words.split()).error
+    assert error.startswith(f"error: {path} is not read, because ")
+    assert error.endswith(remedy.format(here=cli.folder))
+
+
+@pytest.mark.parametrize("option", ["--config-dir", "--config-name", "--config-path"])
+def test_an_empty_option_is_refused(option, cli):
+    assert f"{option} has an empty value" in cli("train.py", option, "", "dry_run=true").error
+
+
 def test_values_to_try_of_a_file_are_said_to_need_a_sweep(cli):
     (cli.folder / "mine.yaml").write_text("defaults: [analyze, _self_]\nhydra: {sweeper: {params: {seed: '0,1'}}}")
     said = cli("analyze.py", "-cd", ".", "-cn", "mine", "dry_run=true").stderr

@@ -22,7 +22,7 @@ from planted_figures import (
 )
 from thinkalike import figures
 from thinkalike.figures import layers as layers_figures
-from thinkalike.figures import stitching, style
+from thinkalike.figures import letters, stitching, style
 
 pytestmark = pytest.mark.drawn
 
@@ -370,6 +370,54 @@ def draw_dollars(folder):
         style.ticks(axes.xaxis, [NO_FORMULA] * 3)
         style.write_title(figure, axes, NO_FORMULA)
         style.save(figure, folder, "dollars")
+
+
+def drawn_with(name: str, tmp_path):
+    """Draw models of a name, and return the text of the SVG file."""
+    table = matrix(name, NAMES[1], 5, 5)
+    figures.layer_heatmaps(table, tmp_path, "cka", "CKA", about="5 batches")
+    with figures.shown_figures() as shown:
+        figures.layer_heatmaps(table, NOWHERE, "cka", "CKA", about="5 batches")
+    for figure, _ in shown.values():
+        figure.canvas.draw()  # as a notebook does
+    return next(tmp_path.glob("*.svg")).read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("evil\x1b[31m", r"evil\x1b[31m"),
+        ("bell\x07", r"bell\x07"),
+        ("two\rlines\u2028", r"two\rlines\u2028"),
+        ("left\u202eright", "left\ufffdright"),
+        ("modèle-ß", "modèle-ß"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_name_with_control_characters_is_escaped_in_figures(name, written, tmp_path):
+    drawn = drawn_with(name, tmp_path)
+    assert written in drawn
+    assert name == written or name not in drawn
+
+
+@pytest.mark.parametrize("name", ["模型", "🙂-mini", "модель-模"])
+@pytest.mark.filterwarnings("error")
+def test_letters_that_no_font_has_are_escaped(name, tmp_path, monkeypatch):
+    own = letters.fontManager.ttflist
+    monkeypatch.setattr(letters.fontManager, "ttflist", [font for font in own if font.name == "DejaVu Sans"])
+    letters._family_with.cache_clear()
+    ascii_or_known = "".join(
+        letter if letter in "модель-mini" else letter.encode("unicode_escape").decode() for letter in name
+    )
+    assert ascii_or_known in drawn_with(name, tmp_path)
+    letters._family_with.cache_clear()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_letter_is_taken_from_another_font_that_has_it(tmp_path):
+    with plt.rc_context({"font.family": "cmr10", "axes.formatter.use_mathtext": True}):
+        drawn = drawn_with("модель", tmp_path)
+    assert "модель" in drawn, "DejaVu Sans has these letters, and cmr10 has not"
 
 
 def test_a_name_with_dollars_is_no_formula(tmp_path):

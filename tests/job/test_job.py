@@ -30,6 +30,7 @@ from thinkalike.config import (
     TrainerConfig,
     measure_schema,
 )
+from thinkalike.config.values import key_settings
 from thinkalike.errors import ConfigError, DataError, PluginError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
 from thinkalike.job import Outcome, Work
@@ -59,7 +60,7 @@ def test_a_finished_job_is_not_done_again_unless_it_is_forced(tmp_path, caplog, 
     monkeypatch.setattr("thinkalike.job.performing.versions_of", lambda _: {"torch": "99.0", "numpy": np.__version__})
     with caplog.at_level("INFO", logger="thinkalike"):
         assert perform(toy, config(tmp_path)).folder == first.folder
-    assert "already done; force=True does it again" in caplog.text
+    assert f"toy of toy ({first.key}): already done; force=True does it again" in caplog.text
     assert f"it was computed with torch {torch.__version__} (now 99.0)" in caplog.text
     assert "numpy" not in caplog.text
     assert toy.calls.count("run") == 1
@@ -308,6 +309,15 @@ class HalfRead(Toy, kind="half read", reads=("measure", "seed"), config=Config):
 
     def unread(self, config):
         return {"measure.size": 3} if config.seed else {}
+
+
+@pytest.mark.parametrize("same", [{"devices": 1}, {"num_nodes": 1}, {"devices": 1, "precision": "32-true"}])
+def test_one_process_has_one_key_however_it_is_written(same):
+    def key(**settings):
+        return key_settings(TrainerConfig(**settings))
+
+    assert key(**same) == key() == {}
+    assert key(strategy="ddp", devices=2) != key(strategy="ddp", devices=3), "control"
 
 
 def test_what_a_job_does_not_read_changes_no_key():

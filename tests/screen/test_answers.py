@@ -51,6 +51,15 @@ def test_a_number_that_rounds_to_zero_has_no_sign(value, spec, expected):
     assert span(value, value, value, spec) == f"{expected} [{expected}, {expected}]"
 
 
+@pytest.mark.parametrize(
+    ("value", "spec", "expected"),
+    [(1e300, ".3f", "1e+300"), (-2.5e300, "+,.2f", "-2.5e+300"), (1e300, "+.1%", "+1e+302 %"), (1e15, ",.0f", "1e+15"),
+     (np.float32(1e30), ".4f", "1e+30"), (math.inf, ".3f", "inf"), (123_456_789.0, ",.0f", "123,456,789")],
+)  # fmt: skip
+def test_a_number_of_more_digits_than_floats_have_is_written_with_a_power(value, spec, expected):
+    assert number_text(value, spec) == expected
+
+
 def test_no_line_begins_with_a_percent_sign():
     lines = wrapped("one two 18 % three", len("one two 18"))
     assert lines == ["one two", "18 % three"], "control: the line would be full after 18"

@@ -70,6 +70,7 @@ def check_flags(words: argparse.Namespace) -> None:
             "repeat the command line of the job"
         )
     _check_one_mode(words)
+    _check_not_empty(words)
     _check_config_path(words.config_path)
     _check_named_config(words)
     if words.shell_completion:
@@ -87,6 +88,21 @@ def _check_one_mode(words: argparse.Namespace) -> None:
     chosen = [name for name, value in modes.items() if value]
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(chosen)} do not go together; leave {chosen[-1]} out")
+
+
+def _check_not_empty(words: argparse.Namespace) -> None:
+    """Check that no option is an empty text, which Hydra ignores or takes for a folder of its own.
+
+    A variable of the shell that is not set gives such a text.
+    """
+    options = {
+        "--config-path": words.config_path,
+        "--config-dir": words.config_dir,
+        "--config-name": words.config_name,
+    }
+    for option, value in options.items():
+        if value is not None and not value.strip():
+            raise ConfigError(f"{option} has an empty value; give one, or leave {option} out")
 
 
 def _check_config_path(folder: str | None) -> None:

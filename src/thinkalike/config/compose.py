@@ -8,6 +8,7 @@ configuration of a job of what comes out.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import threading
@@ -564,7 +565,34 @@ class Loader(ConfigLoaderImpl):
                         "--config-path replaces the folder of this package; give it as "
                         "--config-dir, which is searched beside that"
                     )
+            unread = self._explained_unread_file(path)
+            if unread is not None:
+                return unread
         return explained(error)
+
+    def _explained_unread_file(self, path: str) -> str | None:
+        """Return what to say of a file that Hydra does not read; None: no such file is meant.
+
+        Hydra reads the files that end with .yaml in the folders of its search path.
+        """
+        searched = []
+        for element in self.config_search_path.get_path():
+            if element.path and element.path.startswith("file://"):
+                searched.append(Path(element.path.removeprefix("file://")))
+        others = [Path.cwd(), Path(os.sep)]
+        for folder, ending in itertools.product([*searched, *others], ("", ".yml", ".yaml")):
+            file = folder / f"{path}{ending}"
+            if file.suffix not in (".yml", ".yaml") or not file.is_file():
+                continue
+            remedies = []
+            if file.suffix != ".yaml":
+                remedies.append(f"rename it to {file.stem}.yaml")
+            if folder in others and path.partition("/")[0] in _groups():
+                remedies.append(f"give --config-dir={folder}")
+            elif folder in others:
+                remedies.append(f"give --config-dir={file.parent} --config-name={file.stem}")
+            return hydra_errors.explained_unread_file(file, " and ".join(remedies))
+        return None
 
     def _with_files(self, message: str) -> str:
         """Return a message that names the files of the user which it is about."""

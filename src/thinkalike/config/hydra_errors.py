@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 
 from yaml import YAMLError
 
@@ -107,6 +108,14 @@ def explained_missing_folder(error: BaseException) -> str:
         f"--config-path={short(folder[1])} is no folder; "
         "give the whole path of one, as /home/me/mine"
     )
+
+
+def explained_unread_file(file: Path, remedy: str) -> str:
+    """Return what to say of a file that exists, and that Hydra does not find by the name given."""
+    reason = "only files that end with .yaml are"
+    if file.suffix == ".yaml":
+        reason = "it is in no folder of configurations"
+    return f"{file} is not read, because {reason}; {remedy}"
 
 
 def explained_missing_option(

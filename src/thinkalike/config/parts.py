@@ -430,6 +430,8 @@ class TrainerConfig(Checked, part="trainer"):
             raise ConfigError(
                 "trainer.devices and trainer.num_nodes are for several processes; add trainer=ddp"
             )
+        if self.strategy == "auto":
+            self.devices = None  # 1 says the same of one process, and keys tell the values apart
 
 
 @dataclass

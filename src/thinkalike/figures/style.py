@@ -27,6 +27,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
 
 from thinkalike.errors import ConfigError, short
+from thinkalike.figures.letters import use_existing_letters
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -387,6 +388,7 @@ def highest_of(table: pd.DataFrame, *columns: str) -> float | None:
 def save(figure: Figure, folder: Path, name: str) -> None:
     """Save a figure as PNG and SVG, unless it is `shown_figures`."""
     _read_powers(figure)
+    use_existing_letters(figure)
     if _screen is not None:
         panels = [axes for axes in figure.axes if axes.get_label() != COLORBAR]
         _screen.place = None

@@ -13,7 +13,7 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, SettingValues
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.reductions import halvings
 from thinkalike.job.setting_groups import FIT_TEXT, left_in_key
-from thinkalike.screen import number_of_documents, show_text, span
+from thinkalike.screen import number_of_documents, number_text, show_text, span
 from thinkalike.store import Result
 
 if TYPE_CHECKING:
@@ -113,5 +113,5 @@ def show_loss(result: Result) -> None:
     show_text(
         f"The loss of {model} on the text {text} is {loss} nats per token over "
         f"{number_of_documents(numbers)}; predicting each token by its frequency alone would give "
-        f"{numbers['unigram_entropy']:.4f} (the unigram entropy)."
+        f"{number_text(numbers['unigram_entropy'], '.4f')} (the unigram entropy)."
     )

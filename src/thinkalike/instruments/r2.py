@@ -45,7 +45,7 @@ from thinkalike.measures.contract import SAME_SHAPE
 from thinkalike.measures.ridge import Predictor, both_ways, bytes_of_predictor, with_interval
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import doing
-from thinkalike.screen import show_note, show_text
+from thinkalike.screen import range_text, show_note, show_text
 from thinkalike.states.folder import load_sources
 from thinkalike.store import Result
 from thinkalike.tables import layer_rows, matrix_rows
@@ -266,9 +266,7 @@ def sentences_of_directions(compared: pd.DataFrame) -> list[str]:
 
 def _range_in_words(values: pd.Series) -> str:
     """Return the least and the greatest value, or one number if they are the same."""
-    least = f"{values.min():.2f}"
-    greatest = f"{values.max():.2f}"
-    return least if least == greatest else f"{least} to {greatest}"
+    return range_text(values.min(), values.max(), ".2f")
 
 
 def _residual_and_plain_r2(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from thinkalike.advice import named_setting
 from thinkalike.config import AnalyzeConfig, JobConfig
 from thinkalike.digests import versions_of
-from thinkalike.errors import ConfigError, ThinkalikeError
+from thinkalike.errors import ConfigError, ThinkalikeError, plain_line
 from thinkalike.job.gathered_warnings import LOGGER, WARNING, GatheredWarnings
 from thinkalike.job.instrument import (
     AnyInstrument,
@@ -193,7 +193,10 @@ def _stored_results(jobs: Iterable[PlannedJob], shown: bool) -> dict[str, Result
         if result is None:
             continue
         results[planned.key] = result
-        log.info(f"already done; {named_setting('force', True)} does it again")
+        again = named_setting("force", True)
+        log.info(
+            f"{plain_line(result.subject)} ({result.key}): already done; {again} does it again"
+        )
         _repeat_warnings(result)
         if shown:
             with reporting_damage(result.place, result.kind):

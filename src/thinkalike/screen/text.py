@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from decimal import Context, Decimal
 
 from rich.console import Console
 from rich.text import Text
@@ -14,6 +16,7 @@ from thinkalike.errors import plain
 
 UNBROKEN_SPACE = "\ue000"  # stands for a space at which a line is not broken, as in "18 %"
 HANGING_INDENT = 2  # columns by which the lines after the first begin further right
+FLOAT_DIGITS_END = 1e15  # a float has no further digits
 WRITTEN_OUT = 1e7  # rounded numbers below it have no exponent
 
 # what `gathered_sentences` gathers while it is open
@@ -81,9 +84,18 @@ def number_text(value: object, form: str) -> str:
     """Return a number in a format, without a sign if it rounds to 0: 0.00 and not -0.00.
 
     A percentage has a space before its sign: "18 %". A rounded number of up to seven digits is
-    written out: "110" and not "1.1e+02". The number may be a cell of a table, whose type pandas
-    does not know.
+    written out: "110" and not "1.1e+02". A number of more digits than a float has is written with
+    a power of ten: "1e+300" and not 301 digits. The number may be a cell of a table, whose type
+    pandas does not know.
     """
+    if form.endswith(("f", "%")):
+        number = float(f"{value}")
+        if FLOAT_DIGITS_END <= abs(number) < math.inf:
+            sign = "+" if form.startswith("+") else ""
+            if form.endswith("%"):
+                percent = (100 * Decimal(number)).normalize(Context(prec=3))
+                return f"{percent:{sign}.3g} %"  # as a float, it may be beyond the greatest
+            return f"{number:{sign}.3g}"
     text = f"{value:{form}}".replace("%", " %")
     if form.endswith("g") and "e+" in text and abs(float(text)) < WRITTEN_OUT:
         sign = "+" if form.startswith("+") else ""

@@ -183,13 +183,18 @@ class Result:
 
     def _description(self) -> str:
         """Return kind, models and first headline number, such as "cka of a and b: ..."."""
-        description = self.kind
-        names = dict.fromkeys(str(model["name"]) for model in self.provenance.get("models", []))
-        if names:
-            description += f" of {' and '.join(names)}"
+        description = self.subject
         if self.headlines:
             description += f": {self.headlines[0]}"
         return description
+
+    @property
+    def subject(self) -> str:
+        """Kind and models of the job, such as "cka of a and b"."""
+        names = dict.fromkeys(str(model["name"]) for model in self.provenance.get("models", []))
+        if not names:
+            return self.kind
+        return f"{self.kind} of {' and '.join(names)}"
 
     @cached_property
     def _record(self) -> ResultRecord:

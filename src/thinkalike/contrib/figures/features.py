@@ -12,6 +12,7 @@ from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
 from thinkalike.contrib.figures.correlation_matrix import draw_correlation_matrix
+from thinkalike.figures.letters import use_existing_letters
 from thinkalike.figures.style import (
     COLUMN,
     PAGE,
@@ -194,6 +195,7 @@ def _write_names(axes: Axes, names: pd.DataFrame, points: pd.DataFrame) -> None:
     """
     figure = axes.get_figure(root=True)
     assert figure is not None
+    use_existing_letters(figure)
     figure.draw_without_rendering()  # finds the layout
     margin = POINT_RADIUS * figure.dpi / POINTS_PER_INCH
     places_of_points = axes.transData.transform(points[["x", "y"]].to_numpy())

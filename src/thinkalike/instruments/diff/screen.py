@@ -280,7 +280,8 @@ def _change_in_words(numbers: Numbers) -> str:
         f"KL(base ‖ changed) is {_value_with_interval(numbers, 'kl', '.4g')} nats per token "
         f"(KL(changed ‖ base) {numbers['reverse_kl']:.4g}); the most likely next token differs at "
         f"{_value_with_interval(numbers, 'flips', '.1%')} of the tokens; the loss goes from "
-        f"{numbers['loss_base']:.3f} to {numbers['loss_changed']:.3f} nats, by "
+        f"{number_text(numbers['loss_base'], '.3f')} to "
+        f"{number_text(numbers['loss_changed'], '.3f')} nats, by "
         f"{_value_with_interval(numbers, 'loss_change', '+.4f')}; {documents}."
     )
 
@@ -600,7 +601,9 @@ def _more_than_elsewhere(tokens: pd.DataFrame) -> str:
     if standing_out.empty:
         return "No token stands out against the rest."
     named = standing_out.head(MOST_NAMED)
-    in_words = ", ".join(f"{row.token} ({row.factor:.1f} times)" for row in named.itertuples())
+    in_words = ", ".join(
+        f"{row.token} ({number_text(row.factor, '.1f')} times)" for row in named.itertuples()
+    )
     if len(standing_out) > MOST_NAMED:
         in_words += f" and {len(standing_out) - MOST_NAMED} more"
     return f"KL stands out against the remaining tokens after {in_words}."
@@ -618,8 +621,9 @@ def _contrasts_in_words(table: pd.DataFrame, numbers: Numbers) -> str:
         numbers: The headline numbers, with the means over words.
     """
     contrast = (
-        f"The contrast of {len(table)} words is {numbers['contrast_base']:.2f} nats in the base "
-        f"and changes by {number_text(numbers['contrast_change'], '+.3f')} nats on average"
+        f"The contrast of {len(table)} words is "
+        f"{number_text(numbers['contrast_base'], '.2f')} nats in the base and changes by "
+        f"{number_text(numbers['contrast_change'], '+.3f')} nats on average"
     )
     if "q" not in table:
         return f"{contrast}; it was not compared with a null."
@@ -628,7 +632,8 @@ def _contrasts_in_words(table: pd.DataFrame, numbers: Numbers) -> str:
         return f"{contrast}; no word changes more than the null and the remaining words."
     words = []
     for row in beyond.head(MOST_NAMED).itertuples():
-        words.append(f"{row.word} by {row.change:+.2f} nats (t = {row.t:.1f})")
+        change = number_text(row.change, "+.2f")
+        words.append(f"{row.word} by {change} nats (t = {number_text(row.t, '.1f')})")
     if len(beyond) > MOST_NAMED:
         words.append(f"{len(beyond) - MOST_NAMED} more")
     return f"{contrast}; more than the null and the remaining words change {', '.join(words)}."

@@ -292,7 +292,7 @@ def _sentence_of_fall(label: str, compared: pd.DataFrame, is_distance: bool) -> 
     source = compared["source"].iloc[0]
     return (
         f"{pairs}, {label} {change} most between layers {before} and {after} of {source}, by "
-        f"{greatest_loss:.3f}."
+        f"{number_text(greatest_loss, '.3f')}."
     )
 
 

@@ -388,14 +388,14 @@ def bit_width_in_words(bits: float) -> str:
         return f"below {BITS_OF_COPIES[0]}"
     if bits >= BITS_OF_COPIES[-1]:
         return f"{BITS_OF_COPIES[-1]} or more"
-    return f"{bits:.1f}"
+    return number_text(bits, ".1f")
 
 
 def _gain_in_words(left_to_gain: float) -> str:
     """Return what longer training would gain at most; "?" where that is not known (NaN)."""
     if math.isnan(left_to_gain):
         return "?"
-    return f"{max(left_to_gain, 0.0):.2f}"
+    return number_text(max(left_to_gain, 0.0), ".2f")
 
 
 def show_penalties_of_direction(

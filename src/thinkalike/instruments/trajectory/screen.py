@@ -45,7 +45,7 @@ def show_steps(result: Result) -> None:
         columns.append(number_column(f"layer {layer}", similarity[layer], ".3f"))
     speeds = []
     for speed in result.details.groupby("step")["speed"].mean().iloc[indices]:
-        speeds.append("" if pd.isna(speed) else f"{speed:.2f}")
+        speeds.append("" if pd.isna(speed) else number_text(speed, ".2f"))
     columns.append(number_column("speed", speeds))
     last = result.provenance["models"][-1]["name"]
     title = (
