@@ -12,11 +12,12 @@ import pandas as pd
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.transforms import offset_copy
+from matplotlib.transforms import ScaledTranslation
 
 from thinkalike.figures.style import (
     COLUMN,
     PAGE,
+    POINTS_PER_INCH,
     SMALL,
     VALUE_WIDTH,
     canvas,
@@ -625,7 +626,8 @@ def _draw_calibration_points(axes: Axes, points: pd.DataFrame) -> None:
     bottom, top = axes.get_ylim()
     distance = LABEL_DISTANCE * (top - bottom)
     heights = spread_apart(ends.to_numpy(float), distance, top)
-    beside_line = offset_copy(axes.transData, axes.figure, x=NAME_DISTANCE, units="points")
+    inches = NAME_DISTANCE / POINTS_PER_INCH
+    beside_line = axes.transData + ScaledTranslation(inches, 0, axes.figure.dpi_scale_trans)
     leader = {
         "arrowstyle": "-",
         "color": COPY_COLOUR,

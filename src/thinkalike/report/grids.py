@@ -247,9 +247,11 @@ def _by_layers(grid: Grid, is_turned: bool = False) -> dict[Key, Key]:
     names = []
     value_lists = []
     for numbers in grid["numbers"]:
-        for end in ("v", "low", "high"):
-            names.append((numbers["name"], end))
-            value_lists.append(numbers.get(end, ()))
+        ends = {"v": numbers["v"], "low": numbers.get("low"), "high": numbers.get("high")}
+        for end, values in ends.items():
+            if values is not None:
+                names.append((numbers["name"], end))
+                value_lists.append(values)
     for words in grid["words"]:
         names.append((words["name"], "words"))
         value_lists.append(words["v"])
@@ -258,7 +260,7 @@ def _by_layers(grid: Grid, is_turned: bool = False) -> dict[Key, Key]:
     for number, position in enumerate(positions):
         row, column = divmod(position, width)
         place = (column, row) if is_turned else (row, column)
-        by_layers[place] = tuple(values[number] for values in value_lists if values)
+        by_layers[place] = tuple(values[number] for values in value_lists)
     return by_layers
 
 

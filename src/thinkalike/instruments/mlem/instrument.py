@@ -244,7 +244,7 @@ class FeatureProfiles(
         stimuli = f"{result.provenance['stimuli']['count']:,} stimuli"
         profiles, scores = self.profiles_and_scores_to_show(result)
         profiles = profiles.dropna(subset="importance")
-        has_intervals = np.isfinite(scores[["low", "high"]]).to_numpy().any()
+        has_intervals = np.isfinite(scores[["low", "high"]].to_numpy(float)).any()
         bands = "no intervals: too few independent stimuli"
         if has_intervals:
             bands = f"bands: 95 % intervals over {self.units_of_intervals(result)}"
