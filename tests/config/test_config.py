@@ -183,7 +183,9 @@ REFUSED = {  # lines by what is said of them: the nearest thing that there is, o
     "hydra.job.chdir=foo is not possible: Value 'foo' is not a valid bool": ["analyze hydra.job.chdir=foo"],
     "hydra.output_subdir=[1] is not possible": ["train hydra.output_subdir=[1]"],
     "hydra.hydra_logging=foo is not possible": ["train hydra.hydra_logging=foo"],
-    "measure is a setting of analyze": ["train measure=loss"],
+    "measure is a setting of analyze": ["train measure=loss", "train 'measure={kind: loss}'"],
+    "'stitch.kin' is not a setting; did you mean 'stitch.kind'?": ["train 'stitch={kin: linear}'"],
+    "'stimuli.pth' is not a setting; did you mean 'stimuli.path'?": ["analyze 'stimuli={pth: x}'"],
     "brackets inside one another": [
         f"train layers={'[' * 600}{']' * 600}", f"train 'store={'${' * 600}seed{'}' * 600}'",
     ],

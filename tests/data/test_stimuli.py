@@ -623,6 +623,13 @@ IN_CHARACTERS = {  # text, word, and the start of the word in the text; None: it
     "a part that overlaps itself": ("aaa", "aa", None),
     "a zero width space": ("แมว\u200bกิน", "แมว", 0),
     "an apostrophe": ("it's I", "it", 0),
+    "only inside a word": ("The dog runs", "he", None),
+    "only the beginning of a word": ("the dogma", "dog", None),
+    "only a part of a name": ("a dog_house", "dog", None),
+    "only inside a word of another script": ("красота", "рас", None),
+    "a part with a hyphen": ("a hot-dog", "-dog", 5),
+    "a script with spaces in one without": ("用python写", "python", 1),
+    "a script without spaces beside letters": ("GPU卡 x", "卡", 3),
 }
 
 
@@ -635,6 +642,12 @@ def test_a_word_stands_between_characters_as_readers_count_them(name):
             read_table("t", frame=frame)
         return
     assert read_table("t", frame=frame).span[0] == (start, start + len(word))
+
+
+@pytest.mark.parametrize("word", ["dog ", " dog", "dog\t"])
+def test_white_space_around_a_word_is_not_of_it(word):
+    frame = pd.DataFrame({"text": ["the dog runs", "b"], "word": [word, "b"], "f": ["x", "y"]})
+    assert read_table("t", frame=frame).span[0] == (4, 7)
 
 
 NESTED = {

@@ -297,6 +297,16 @@ def test_warnings_that_cannot_be_read_end_no_job(left, tmp_path, caplog):
     assert "goes on without them" in caplog.text
 
 
+def test_warnings_of_a_stopped_run_cannot_write_on_a_terminal(tmp_path, caplog):
+    with pytest.raises(DataError):
+        perform(Toy(break_off=DataError("no more")), config(tmp_path))
+    (states,) = tmp_path.glob("toy/*.partial/checkpoints")
+    (states / "warnings.json").write_text(json.dumps(["\x1b[2J few\nresults: /elsewhere"]))
+    perform(Toy(), config(tmp_path))
+    assert "few results: /elsewhere" in caplog.text
+    assert "\x1b" not in caplog.text
+
+
 def test_what_is_opened_is_closed_also_when_a_job_fails(tmp_path):
     toy = Toy(break_off=DataError("no more"))
     with pytest.raises(DataError):

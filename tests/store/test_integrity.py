@@ -524,6 +524,21 @@ def test_a_whole_file_that_is_no_state_is_one_line(tmp_path):
         assert "weights_only" not in str(refused.value), "no advice to run what a file holds"
 
 
+def test_a_compressed_state_is_not_unpacked(tmp_path):
+    plain = write_state(tmp_path, "half", {"done": torch.zeros(2**20)})
+    with zipfile.ZipFile(plain) as archive:
+        members = {member.filename: archive.read(member) for member in archive.infolist()}
+    packed = tmp_path / "packed"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    path = tmp_path / f"half-2-{digest_of(packed)[:16]}.pt"
+    packed.rename(path)
+    with pytest.raises(StoreError, match=r"holds no state of a job \(its [\d,]+ bytes are 4,[\d,]+ after"):
+        read_state(path)
+    assert len(read_state(plain)["done"]) == 2**20, "control"
+
+
 def resealed(folder: Path, names: Collection[str]) -> None:
     """Write a manifest of a folder that names these files, with a digest that is right."""
     entries = {name: [(folder / name).stat().st_size, digest_of(folder / name)] for name in names}

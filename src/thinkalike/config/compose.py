@@ -1026,9 +1026,6 @@ def explained(error: BaseException) -> str:
         return hydra_errors.explained_missing_option(
             str(error.missing_cfg_file), error.options, _groups()
         )
-    not_offered = re.match(rf"{NO_SUCH_GROUP} '(\w+)'", str(error))
-    if not_offered and of_other_command(not_offered[1]):
-        return of_other_command(not_offered[1])
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         # Keys of a group that exists have a dot, such as measure.folds of a measure without folds.
@@ -1037,6 +1034,10 @@ def explained(error: BaseException) -> str:
             return of_other_command(key)
         if key and cause.parent_node:
             return hydra_errors.explained_unknown_key(key, plain_settings(cause.parent_node))
+    else:
+        not_offered = re.match(rf"{NO_SUCH_GROUP} '(\w+)'", str(error))
+        if not_offered and of_other_command(not_offered[1]):
+            return of_other_command(not_offered[1])
 
     if isinstance(error, OverrideParseException):
         return _explained_unreadable(error)

@@ -642,7 +642,8 @@ def _span_of_word(location: str, text: str, cells: dict[str, str]) -> Span:
         return _span_from_cells(location, text, word, cells["start"], cells["stop"])
     if word is None:
         return 0, len(text)
-    spans = spans_of(word, text) if word else []
+    trimmed = word.strip()  # as spreadsheets leave spaces around
+    spans = spans_of(trimmed, text) if trimmed else []
     if len(spans) != 1:
         raise DataError(
             f"{location}: the word {word!r} must occur once in {text[:80]!r}; or add columns "

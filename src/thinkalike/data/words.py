@@ -39,13 +39,13 @@ CHARACTER = rf"[[{CLASS}]--[\p{{P}}\p{{S}}]]"
 UNSPACED = regex.compile(rf"(?V1){CHARACTER}")
 WORD = regex.compile(rf"(?V1)(?={CHARACTER})\X[^\w\s]*|(?:(?!{CHARACTER})\S)+")
 
-# Beside a word that stands by itself there is no letter, digit or underscore. Accents, vowel
-# signs, soft hyphens and marks of direction belong to what they follow (Annex 29, rule WB4).
+# Accents, vowel signs, soft hyphens and marks of direction belong to what they follow (Annex 29,
+# rule WB4).
 CLUSTER = regex.compile(r"\X")
-IN_WORD = r"[\w\p{N}]"
 FOLLOWING = r"[\p{Word_Break=Extend}\p{Word_Break=Format}\p{Word_Break=ZWJ}]*"
-AFTER_WORD = regex.compile(rf"(?<={IN_WORD}{FOLLOWING})")
-BEFORE_WORD = regex.compile(rf"{FOLLOWING}{IN_WORD}")
+# A letter, digit or underscore of a script with spaces between words.
+LETTER = rf"[[\w\p{{N}}]--[{CLASS}]]"
+INSIDE_WORD = regex.compile(rf"(?V1)(?<={LETTER}{FOLLOWING}){FOLLOWING}{LETTER}")
 
 
 def word_spans(text: str) -> list[Span]:
@@ -54,35 +54,21 @@ def word_spans(text: str) -> list[Span]:
 
 
 def spans_of(word: str, text: str) -> list[Span]:
-    """Return where a word stands by itself in a text; if nowhere, where its characters stand.
+    """Return where a word stands in a text, and not inside another word.
 
-    The latter is for scripts without spaces between words, which have no word boundaries.
+    Its ends do not divide two letters (digits, underscores), unless one of these belongs to a
+    script without spaces between words, where a word may end at any character. No character is
+    cut: "cafe" does not stand in a "café" whose accent is a code point of its own.
 
     >>> spans_of("cat", "category, cat"), spans_of("猫", "黑猫睡")
     ([(10, 13)], [(1, 2)])
-    """
-    return whole_word_spans(word, text) or _spans_of_characters(word, text)
-
-
-def whole_word_spans(word: str, text: str) -> list[Span]:
-    """Return where a word stands in a text with no letter, digit or underscore beside it."""
-    spans = []
-    for start, stop in _spans_of_characters(word, text):
-        if not AFTER_WORD.match(text, start) and not BEFORE_WORD.match(text, stop):
-            spans.append((start, stop))
-    return spans
-
-
-def _spans_of_characters(word: str, text: str) -> list[Span]:
-    """Return where a word stands in a text, beside whatever, but without cutting a character.
-
-    So "cafe" does not stand in a "café" whose accent is a code point of its own.
     """
     spans = []
     start = text.find(word)
     while start >= 0:
         stop = start + len(word)
-        if {start, stop} <= _boundaries(text):
+        divides_word = INSIDE_WORD.match(text, start) or INSIDE_WORD.match(text, stop)
+        if {start, stop} <= _boundaries(text) and not divides_word:
             spans.append((start, stop))
         start = text.find(word, start + 1)
     return spans

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from thinkalike.errors import one_line
+from thinkalike.errors import one_line, plain_line
 from thinkalike.files import read_bytes
 from thinkalike.store.record import MOST_JSON_BYTES
 
@@ -141,7 +141,8 @@ def _warnings_of_stopped_run(file: Path) -> list[str]:
     """Return the warnings that an earlier, stopped run of a job wrote to a JSON file.
 
     The list is empty if there is no such file. It is empty as well, and a warning is logged, if
-    the file cannot be read or holds anything but a list of strings.
+    the file cannot be read or holds anything but a list of strings. Control characters and line
+    breaks of a foreign file are replaced.
     """
     try:
         texts = json.loads(read_bytes(file, MOST_JSON_BYTES, follow=False))
@@ -153,4 +154,4 @@ def _warnings_of_stopped_run(file: Path) -> list[str]:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         log.warning("%s holds no list of warnings; the job goes on without them", file)
         return []
-    return texts
+    return [plain_line(text) for text in texts]

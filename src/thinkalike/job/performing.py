@@ -217,7 +217,7 @@ def _repeat_warnings(result: Result) -> None:
     """
     provenance = result.provenance
     for warning in provenance.get("warnings", ()):
-        log.warning("%s%s", WARNING, warning)
+        log.warning("%s%s", WARNING, plain_line(warning))
 
     versions_then = provenance.get("versions", {})
     changed = []

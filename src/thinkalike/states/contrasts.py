@@ -21,7 +21,7 @@ from thinkalike.advice import named_setting
 from thinkalike.data.grammar import lexicon, noun, with_s
 from thinkalike.data.stimuli import select_names
 from thinkalike.data.tables import read_frame
-from thinkalike.data.words import Span, whole_word_spans
+from thinkalike.data.words import Span, spans_of
 from thinkalike.errors import DataError
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.states.spans import has_own_state, last_tokens
@@ -362,7 +362,7 @@ def prompt_with_word(location: str, text: str, word: str) -> Prompt:
     Raises:
         DataError: The word does not occur exactly once, as a whole word.
     """
-    spans = whole_word_spans(word, text)
+    spans = spans_of(word, text)
     if len(spans) != 1:
         raise DataError(
             f"{location}: the word {word!r} must occur once, not {len(spans)} times, in "

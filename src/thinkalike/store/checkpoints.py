@@ -11,9 +11,10 @@ import errno
 import logging
 import os
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, one_line
@@ -92,6 +93,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
     try:
         with open_regular(path, follow=False) as file:
+            _check_unpacked_size(file)
             state = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, MemoryError):
         raise
@@ -113,6 +115,23 @@ def read_state(path: Path) -> dict[str, Any]:
             writer = stated_owner
         raise StoreError(f"{path} is the state of another job, or of {writer}; remove it")
     return state
+
+
+def _check_unpacked_size(file: BinaryIO) -> None:
+    """Check that the archive of a state takes no more memory than the file has bytes.
+
+    torch writes archives without compression, and reads archives with it, too: a short file could
+    fill the memory.
+
+    Raises:
+        ValueError: It takes more.
+        BadZipFile: It is no archive.
+    """
+    unpacked_size = sum(member.file_size for member in zipfile.ZipFile(file).infolist())
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if unpacked_size > size:
+        raise ValueError(f"its {size:,} bytes are {unpacked_size:,} after decompression")
 
 
 def _owner_of(folder: Path, name: str) -> str:
