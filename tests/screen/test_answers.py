@@ -126,6 +126,16 @@ def test_an_importance_of_exactly_0_is_explained_and_so_is_the_part_of_speech():
     assert "PoS: part of speech." in shown
 
 
+def test_without_an_interval_and_chance_no_feature_is_said_to_matter():
+    no_interval = {"low": math.nan, "high": math.nan}
+    scores = pd.DataFrame({"model": "a-model", "layer": range(LAYERS), "score": 0.3, **no_interval})
+    profiles = profile(animacy=RISING).assign(**no_interval)
+    shown = said("mlem", made(profiles, {}, {"stimuli": {"count": 24, "source": "words.csv"}}, scores=scores))
+    assert "no feature is shown to matter: permuting animacy lowers ρ most, by 0.430 in layer 22" in shown
+    assert "neither an interval nor chance is known" in shown
+    assert "95 % intervals" not in shown
+
+
 # ---- distances
 
 

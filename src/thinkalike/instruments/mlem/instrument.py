@@ -297,9 +297,9 @@ class FeatureProfiles(
             show_text(sentence)
         if groups is not None and has_corrected_p(profiles):
             show_text(permuted_groups_in_words(groups))
-        intervals = "; 95 % intervals are over folds"
-        if "subjects" in result.provenance:
-            intervals = ""
+        intervals = ""
+        if scores["low"].notna().any() and "subjects" not in result.provenance:
+            intervals = "; 95 % intervals are over folds"
         show_text(
             f"Computed on {stimuli_in_words(stimuli)}. Spearman's ρ is between the distances of "
             "held-out stimuli and those predicted from how their features differ, by fitted "

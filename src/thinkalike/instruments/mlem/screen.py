@@ -365,8 +365,8 @@ def _peak_in_words(peak: pd.Series, greatest_by_chance: float) -> str:
     """Return which feature matters most, and in which layer, or that none is shown to matter.
 
     None matters if the highest importance, rounded, is not above 0. None is shown to matter if the
-    interval of the highest importance has 0 in it, or if a feature that was permuted between
-    groups reaches this importance in some layer.
+    interval of the highest importance has 0 in it, if a feature that was permuted between groups
+    reaches this importance in some layer, or if neither is known, as of few sentences or groups.
 
     Args:
         peak: The row of the table of profiles with the highest importance.
@@ -386,6 +386,12 @@ def _peak_in_words(peak: pd.Series, greatest_by_chance: float) -> str:
             f"no feature is shown to matter: permuting {peak['feature']} lowers ρ most, by "
             f"{importance} in layer {peak['layer']}, and by chance that is up to "
             f"{number_text(greatest_by_chance, '.3f')}."
+        )
+    p_corrected = peak.get("p_corrected", nan)
+    if not any(map(isfinite, (peak["low"], greatest_by_chance, p_corrected))):
+        return (
+            f"no feature is shown to matter: permuting {peak['feature']} lowers ρ most, by "
+            f"{importance} in layer {peak['layer']}, and neither an interval nor chance is known."
         )
     sentence = (
         f"{peak['feature']} matters most: permuting it lowers ρ by {importance} in layer "
