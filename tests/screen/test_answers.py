@@ -151,6 +151,15 @@ def test_a_distance_names_its_text_and_how_many_layers_the_table_has():
     assert shown.endswith("95 % intervals are over documents.")
 
 
+def test_documents_that_count_as_one_are_told():
+    rows = [{"source": "a", "target": "b", "source_layer": 0, "target_layer": 0, "value": 0.25, "low": 0.2, "high": 0.6,
+             "cosine": 0.9}]  # fmt: skip
+    scalars = {"documents": 7.0, "effective_sample_size": 7.0, "batches": 1.0, "rows": 928.0}
+    config = {"data": {"name": "pydoc", "group": "author"}}
+    shown = said("distance", made(pd.DataFrame(rows), scalars, config=config))
+    assert "Computed on pydoc (documents of one author count as one): 1 batch" in shown
+
+
 # ---- the ruler, and readings of other measures
 
 

@@ -524,6 +524,13 @@ def test_a_whole_file_that_is_no_state_is_one_line(tmp_path):
         assert "weights_only" not in str(refused.value), "no advice to run what a file holds"
 
 
+def test_a_damaged_state_does_not_hide_a_whole_one_of_its_number(tmp_path):
+    whole = write_state(tmp_path, "half", {"done": 1})
+    for digest in ("0" * 16, "f" * 16):
+        (tmp_path / f"half-1-{digest}.pt").write_bytes(b"somebody's")
+    assert newest_state(tmp_path, "half") == whole
+
+
 def test_a_compressed_state_is_not_unpacked(tmp_path):
     plain = write_state(tmp_path, "half", {"done": torch.zeros(2**20)})
     with zipfile.ZipFile(plain) as archive:

@@ -36,7 +36,7 @@ def newest_state(folder: Path, name: str) -> Path | None:
 
     A damaged state is renamed, with a warning, so that it is not looked at again.
     """
-    for _, path in sorted(_states(folder, name).items(), reverse=True):
+    for _, path in sorted(_states(folder, name), reverse=True):
         # A sparse state is not read, because that may take minutes.
         if not is_sparse(path) and path.stem.endswith(f"-{digest_of(path)[:DIGEST_LENGTH]}"):
             return path
@@ -71,13 +71,13 @@ def write_state(folder: Path, name: str, state: Mapping[str, object]) -> Path:
             raise OSError(errno.EFBIG, reason, str(temporary)) from error
     sync_to_disk(temporary)
 
-    number = max(earlier_states, default=0) + 1
+    number = max((number for number, _ in earlier_states), default=0) + 1
     digest = digest_of(temporary)[:DIGEST_LENGTH]
     path = folder / f"{name}-{number}-{digest}.pt"
     os.replace(temporary, path)
     sync_to_disk(folder)
 
-    for earlier_state in earlier_states.values():
+    for _, earlier_state in earlier_states:
         earlier_state.unlink()
     return path
 
@@ -149,11 +149,11 @@ def _owner_of(folder: Path, name: str) -> str:
     return "/".join([*owner, name])
 
 
-def _states(folder: Path, name: str) -> dict[int, Path]:
-    """Return the files of all states of this name, by their numbers."""
-    states = {}
+def _states(folder: Path, name: str) -> list[tuple[int, Path]]:
+    """Return the number and the file of each state of this name."""
+    states = []
     for path in folder.glob(f"{name}-*.pt"):
         match = STATE_FILE.fullmatch(path.name)
         if match and match["name"] == name:
-            states[int(match["number"])] = path
+            states.append((int(match["number"]), path))
     return states
