@@ -72,6 +72,7 @@ STYLE: dict[str, object] = {
 }
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # colour-blind readers can tell them apart
 MORE_COLOURS = (*COLOURS, "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
+MINUS = "−"
 SHADES = 256  # of a scale of colours
 COLORBAR = "<colorbar>"  # how matplotlib labels the axes of one
 EMBEDDING = "-1"  # the layer of the embedding in tables
@@ -330,22 +331,32 @@ def show_missing(axes: Axes, is_missing: np.ndarray, reason: str = "not computed
 
 
 def write_values(axes: Axes, values: np.ndarray, image: AxesImage) -> None:
-    """Write each cell's number, in black or white, whichever can be read on its colour."""
+    """Write each cell's number, in black or white, whichever can be read on its colour.
+
+    If there are negative numbers, no zero stands before the point, so that they fit into the cells.
+    """
     assert image.cmap is not None
     visible = np.ma.masked_invalid(values)
-    for (row, column), value in np.ma.ndenumerate(visible, compressed=True):
-        red, green, blue, _ = image.cmap(image.norm(value))
+    texts = {
+        place: with_minus(f"{value:.2f}".replace("-0.00", "0.00"))
+        for place, value in np.ma.ndenumerate(visible, compressed=True)
+    }
+    has_negative = any(text.startswith(MINUS) for text in texts.values())
+    for (row, column), text in texts.items():
+        red, green, blue, _ = image.cmap(image.norm(visible[row, column]))
         brightness = BRIGHTNESS[0] * red + BRIGHTNESS[1] * green + BRIGHTNESS[2] * blue
         colour = "white"
         if brightness > 0.5:
             colour = "black"
-        text = with_minus(f"{value:.2f}".replace("-0.00", "0.00"))
-        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=VALUE_SIZE)
+        written = text.replace("0.", ".") if has_negative else text
+        axes.text(
+            column, row, written, ha="center", va="center", color=colour, fontsize=VALUE_SIZE
+        )
 
 
 def with_minus(number: str) -> str:
     """Return a written number with a minus sign in place of a hyphen."""
-    return number.replace("-", "−")
+    return number.replace("-", MINUS)
 
 
 def line(

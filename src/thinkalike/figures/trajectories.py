@@ -28,7 +28,7 @@ from thinkalike.figures.style import (
 from thinkalike.matrices import matrix_of
 
 MOST_LAYERS = 6  # whose curves are drawn
-NAME_HEIGHT = 0.07  # of the height of a panel, from one name at the ends of lines to the next
+NAME_HEIGHT = 0.09  # of the height of a panel, from one name at the ends of lines to the next
 LEADER = {"arrowstyle": "-", "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)}
 NAME_PLACE = 1.06  # of the width of a panel, where these names begin
 MOST_STEPS = 8  # about as many are written at an axis
@@ -118,9 +118,8 @@ def _draw_accuracies(axes: Axes, features: pd.DataFrame, onsets: pd.DataFrame) -
         # It is empty if the feature cannot be decoded at the end.
         onset = rows[rows["step"] == onset_of[feature]]
         axes.plot(step_position(onset["step"]), onset["accuracy"], "o", color=colour, markersize=4)
-        last = rows.iloc[-1]
-        x = float(step_position(last["step"]))
-        ends.append((str(feature), x, float(last["accuracy"]), colour))
+        x = float(step_position(rows["step"])[-1])
+        ends.append((str(feature), x, float(rows["accuracy"].iloc[-1]), colour))
     axes.set_ylim(0, 1)
     _name_ends(axes, ends)
 

@@ -15,7 +15,7 @@ from thinkalike.figures.style import PAGE, canvas, colour_of, leave_out, save, w
 PANELS_ACROSS = 3
 COURT_MARKERS = "osD^v"
 JITTER = 0.25  # of the distance of two kinds
-UNITS = {"penalty": "penalty [nats per token]"}
+UNITS = {"penalty": "penalty [nats per token]", "KL": "KL [nats per token]"}
 
 # inches
 KIND_HEIGHT = 0.12
@@ -99,8 +99,9 @@ def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
         for axes, (measure, curve) in zip(panels.flat, curves.items(), strict=False):
             _draw_doses_of_measure(axes, curve, courts)
             axes.set_ylabel(UNITS.get(measure, measure))  # the name, if it has no unit
-        for axes in panels[-1]:
+        for axes in panels.flat[: len(curves)][-n_across:]:  # the lowest of each column
             axes.set_xlabel("share of the target's own variance")
+            axes.tick_params(labelbottom=True)
         leave_out(panels.flat[len(curves) :])  # panels of the grid without a measure
         handles, labels = panels[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=PANELS_ACROSS)

@@ -135,7 +135,7 @@ def draw_distances(table: pd.DataFrame, folder: Path) -> None:
         _draw_boxes_by_kind(kinds_axes, table)
         models = table["source"].nunique()
         equation = "distance: equation 2 of Brown et al. 2023, Σ over layers"
-        parts = "points: pairs of models; boxes: quartiles and median; whiskers: all pairs"
+        parts = "points: pairs of models; boxes: quartiles and median; whiskers: range"
         write_title(figure, matrix_axes, f"Distances of {models} models", equation, parts)
         save(figure, folder, "distances")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator
 
 from thinkalike.figures.style import COLOURS, canvas, save, width_of, write_title
 
@@ -81,6 +82,9 @@ def _draw_starts(axes: Axes, table: pd.DataFrame) -> None:
     first_flops = max(table.loc[table["tokens"] > 0, "flops"].min(), 1.0)
     exponent = math.floor(math.log10(first_flops))
     axes.set_xscale("symlog", linthresh=10.0**exponent)
+    highest = math.floor(math.log10(max(table["flops"].max(), first_flops)))
+    powers = [10.0**power for power in range(exponent, highest + 1)]
+    axes.xaxis.set_major_locator(FixedLocator([0, *powers]))
     axes.set(xlabel=f"all FLOPs, logarithmic\nfrom {_power_of_ten(exponent)}, linear below")
 
 
