@@ -333,7 +333,7 @@ def show_missing(axes: Axes, is_missing: np.ndarray, reason: str = "not computed
 def write_values(axes: Axes, values: np.ndarray, image: AxesImage) -> None:
     """Write each cell's number, in black or white, whichever can be read on its colour.
 
-    If there are negative numbers, no zero stands before the point, so that they fit into the cells.
+    If there are negative numbers, no zero stands before the point, so that they fit into cells.
     """
     assert image.cmap is not None
     visible = np.ma.masked_invalid(values)

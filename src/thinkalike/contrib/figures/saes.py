@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from thinkalike.figures.style import COLOURS, canvas, save, width_of, write_title
 
@@ -85,6 +85,7 @@ def _draw_starts(axes: Axes, table: pd.DataFrame) -> None:
     highest = math.floor(math.log10(max(table["flops"].max(), first_flops)))
     powers = [10.0**power for power in range(exponent, highest + 1)]
     axes.xaxis.set_major_locator(FixedLocator([0, *powers]))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set(xlabel=f"all FLOPs, logarithmic\nfrom {_power_of_ten(exponent)}, linear below")
 
 
