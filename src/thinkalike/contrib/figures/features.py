@@ -95,8 +95,9 @@ def draw_plane(axes: Axes, points: pd.DataFrame) -> None:
         xs = rows["x"].to_numpy()
         ys = rows["y"].to_numpy()
         axes.plot(xs, ys, "o-", color=colour, label=str(model), alpha=0.7, markersize=3)
-        axes.plot(xs[:1], ys[:1], FIRST_LAYER, color=colour, markersize=6)
-        axes.plot(xs[-1:], ys[-1:], LAST_LAYER, color=colour, markersize=7)
+        for end, marker in ((0, FIRST_LAYER), (-1, LAST_LAYER)):
+            # Hollow, as the ends of several models may be in one place.
+            axes.plot(xs[end], ys[end], marker, color=colour, markersize=7, fillstyle="none")
     stress = points["stress"].iloc[0]
     markers = "squares: first layers, triangles: last layers"
     axes.set_title(f"layers in a plane (MDS), stress {stress:.2f}\n{markers}")
