@@ -105,7 +105,7 @@ def contrasts():
     names = ("bert-mini-s1 layer 0", "mamba-mini-s1 layer 4")
     both = [
         features.Contrast(title, names, importance, (words, words), "PoS")
-        for title in ("most similar", "least similar")
+        for title in ("most similar, τ = +0.96", "least similar, τ = -0.76")
     ]
     features.draw_contrasts(both, NOWHERE, n_words=1431)
 

@@ -329,6 +329,7 @@ def test_numbers_in_cells_have_a_minus_sign():
     with style.canvas(style.COLUMN, 2.0) as (_, axes):
         style.write_values(axes, values, axes.imshow(values))
     assert [text.get_text() for text in axes.texts] == ["−.25", ".00"]
+    assert style.with_minus("gpt2-1 and n-gram, τ = -0.76") == "gpt2-1 and n-gram, τ = −0.76"
 
 
 def test_each_curve_of_a_feature_has_its_name_at_its_end_and_the_title_has_the_number_of_stimuli():

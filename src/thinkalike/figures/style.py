@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -354,9 +355,9 @@ def write_values(axes: Axes, values: np.ndarray, image: AxesImage) -> None:
         )
 
 
-def with_minus(number: str) -> str:
-    """Return a written number with a minus sign in place of a hyphen."""
-    return number.replace("-", MINUS)
+def with_minus(text: str) -> str:
+    """Return a text with minus signs for the hyphens before negative numbers, not in names."""
+    return re.sub(r"(?<![\w-])-(?=[0-9.])", MINUS, text)
 
 
 def line(

@@ -21,6 +21,7 @@ from thinkalike.figures.style import (
     colour_of,
     in_lines,
     save,
+    with_minus,
     write_title,
 )
 
@@ -177,7 +178,7 @@ def _draw_importance(axes: Axes, contrast: Contrast) -> pd.DataFrame:
     axes.set(
         xlabel=f"importance in {first} [drop of ρ]",
         ylabel=f"importance in {second}\n[drop of ρ]",
-        title=contrast.title,
+        title=with_minus(contrast.title),
     )
     return table[is_named].rename(columns={"feature": "name"})
 

@@ -46,7 +46,6 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError
 from thinkalike.figures.layers import similarity as draw_similarity
-from thinkalike.figures.style import with_minus
 from thinkalike.instruments.mlem.settings import MLEMConfig
 from thinkalike.instruments.rsa.distances import RSAConfig
 from thinkalike.measures.distances.comparators import weighted_tau
@@ -366,10 +365,10 @@ def _conclude_figure4(experiment: ExperimentRun) -> Conclusion:
     # Words are coloured by the feature that is important in both layers, or by the one whose
     # importance differs most.
     first, second = layers.profiles[list(alike_pair)]
-    title = f"most similar, τ = {_signed(taus[alike_pair])}"
+    title = f"most similar, τ = {float(taus[alike_pair]):+.2f}"
     alike = _layer_contrast(experiment, stimuli, title, alike_pair, layers, first + second)
     first, second = layers.profiles[list(unlike_pair)]
-    title = f"least similar, τ = {_signed(taus[unlike_pair])}"
+    title = f"least similar, τ = {float(taus[unlike_pair]):+.2f}"
     unlike = _layer_contrast(
         experiment, stimuli, title, unlike_pair, layers, (first - second).abs()
     )
@@ -485,11 +484,6 @@ def _words_as_points(
     return pd.DataFrame(
         {"x": points[:, 0], "y": points[:, 1], "level": levels, "stress": float(stress)}
     )
-
-
-def _signed(tau: Tensor) -> str:
-    """Return a number with its sign and two digits."""
-    return with_minus(f"{float(tau):+.2f}")
 
 
 def _tau_in_words(contrast: Contrast) -> str:
