@@ -85,8 +85,10 @@ def court_of_measures():
 
 
 def doses():
-    curve = pd.DataFrame({"own_share": np.linspace(0, 1, 6), "value": np.linspace(0, 1, 6)})
-    court.draw_doses(dict.fromkeys(["penalty", "R²", "residual R²"], curve), NOWHERE, n_courts=2)
+    shares = np.linspace(0, 1, 6)
+    courts = [f"gelu-3l-mini, layer {layer}, seed 0" for layer in (0, 1)]
+    curves = [pd.DataFrame({"court": name, "own_share": shares, "value": shares}) for name in courts]
+    court.draw_doses(dict.fromkeys(["penalty", "KL", "R²", "residual R²"], pd.concat(curves)), NOWHERE)
 
 
 def correlation():
@@ -100,10 +102,11 @@ def contrasts():
     levels = ["Auxiliary", "Det", "Noun", "Pronoun", "Verb", "Wh-word"] * 20
     words = pd.DataFrame(RANDOM.normal(size=(120, 2)), columns=["x", "y"]).assign(level=levels, stress=0.36)
     importance = pd.DataFrame({"feature": FEATURES, "x": 0.02 * np.arange(8), "y": 0.02 * np.arange(8)[::-1]})
+    importance.loc[:1, ["x", "y"]] = 0.0
     names = ("bert-mini-s1 layer 0", "mamba-mini-s1 layer 4")
     both = [
         features.Contrast(title, names, importance, (words, words), "PoS")
-        for title in ("most similar", "least similar")
+        for title in ("most similar, τ = +0.96", "least similar, τ = -0.76")
     ]
     features.draw_contrasts(both, NOWHERE, n_words=1431)
 
@@ -184,7 +187,7 @@ def learning_curves():
     labels = [f"{a}-mini → {b}-mini" for a in ("gelu-3l", "solu-3l") for b in ("gelu-3l", "solu-3l")]
     curves = {("3 layers", label): RANDOM.uniform(0, 1, (180, 3)) for label in labels}
     curves |= {("4 layers", label.replace("3l", "4l")): RANDOM.uniform(0, 1, (180, 4)) for label in labels}
-    stitching_of_papers.draw_learning_curves(curves, NOWHERE)
+    stitching_of_papers.draw_learning_curves(curves, NOWHERE, loss="kl")
 
 
 DRAWING = [
@@ -273,11 +276,90 @@ def test_names_of_features_cover_no_point():
         features.draw_contrasts([contrast], NOWHERE, n_words=1500)
     ((figure, (_, middle, _)),) = shown.values()
     figure.draw_without_rendering()
-    names = [name.get_window_extent() for name in middle.texts]
+    names = [name.get_window_extent() for name in middle.texts if name.get_text() in set(importance["feature"])]
     assert len(names) == len(points)
     for x, y in middle.transData.transform(points):
         assert not any(name.contains(x, y) for name in names)
     assert not any(one.overlaps(other) for one, other in itertools.combinations(names, 2))
+
+
+def lines_of(axes):
+    """Return the lines of a panel that have a label, from the widest; their points are equally many."""
+    lines = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+    lines += [container.lines[0] for container in axes.containers]
+    return sorted(lines, key=lambda line: -line.get_linewidth())
+
+
+@pytest.mark.parametrize("draw", [directions, groups, learning_curves], ids=lambda draw: draw.__name__)
+def test_lines_that_coincide_are_all_seen(draw):
+    with figures.shown_figures() as shown:
+        draw()
+    ((figure, panels),) = shown.values()
+    assert "of lines that coincide, the wider is below" in figure.get_suptitle()
+    for axes in panels:
+        lines = lines_of(axes)
+        widths = [line.get_linewidth() for line in lines]
+        assert len(lines) > 1
+        assert all(wide - narrow > 0.25 for wide, narrow in itertools.pairwise(widths))
+        # A narrower line lies above a wider one, and markers are hollow, so that none hides another.
+        assert [line.get_zorder() for line in lines] == sorted(line.get_zorder() for line in lines)
+        if draw is not learning_curves:
+            assert {line.get_markerfacecolor() for line in lines} == {"none"}
+
+
+def test_learning_curves_name_the_loss_that_training_minimises():
+    curves = {("3 layers", "gelu → gelu"): np.zeros((20, 3))}
+    for loss, words in {"kl": "KL from the target's", "cross_entropy": "next-token loss"}.items():
+        with figures.shown_figures() as shown:
+            stitching_of_papers.draw_learning_curves(curves, NOWHERE, loss)
+        ((_, (axes, *_)),) = shown.values()
+        assert words in axes.get_ylabel()
+
+
+def test_whiskers_reach_to_the_farthest_pairs_and_the_caption_says_so():
+    with figures.shown_figures() as shown:
+        distances()
+    ((figure, (_, kinds)),) = shown.values()
+    assert "whiskers: range" in figure.get_suptitle()
+    assert "equation 2 of Brown et al. 2023" in figure.get_suptitle()
+    points = [line.get_ydata() for line in kinds.get_lines() if line.get_marker() == "o" and len(line.get_ydata())]
+    assert len(points) == 3
+    others = np.concatenate([line.get_ydata() for line in kinds.get_lines() if line.get_marker() != "o"])
+    for values in points:
+        assert {values.min(), values.max()} <= set(others)
+    assert all("pairs" in label.get_text() for label in kinds.get_xticklabels())
+
+
+def test_autoencoders_say_where_their_scale_is_logarithmic_and_share_the_other_one():
+    with figures.shown_figures() as shown:
+        autoencoders()
+    ((_, panels),) = shown.values()
+    for axes in panels:
+        assert axes.get_xlabel() == "all FLOPs, logarithmic\nfrom 10⁹, linear below"
+        assert axes.get_ylim() == panels[0].get_ylim()
+        first, second, *_ = axes.get_xticks()
+        assert (first, second) == (0, 1e9), "no power of ten in the linear part"
+
+
+def test_features_near_zero_are_named_and_a_colour_is_a_level_of_words():
+    with figures.shown_figures() as shown:
+        contrasts()
+    ((_, panels),) = shown.values()
+    middle = panels[1]
+    written = " ".join(text.get_text() for text in middle.texts).replace("\n", " ")
+    assert all(name in written for name in FEATURES)
+    assert "near 0: Word length" in written
+    assert np.unique(middle.collections[0].get_facecolors(), axis=0).tolist() == [[0, 0, 0, 1]]
+
+
+def test_layers_of_a_plane_have_markers_at_both_ends_that_the_title_names():
+    points = pd.DataFrame({"model": "bert", "layer": range(6), "x": range(6), "y": 0.0, "stress": 0.1})
+    with figures.canvas(3.3, 3.0) as (_, axes):
+        features.draw_plane(axes, points)
+    assert [line.get_marker() for line in axes.get_lines()] == ["o", "s", "^"]
+    assert [line.get_xdata().tolist() for line in axes.get_lines()[1:]] == [[0], [5]]
+    assert "squares: first layers, triangles: last layers" in axes.get_title()
+    assert not axes.texts
 
 
 @pytest.mark.parametrize(
@@ -285,7 +367,7 @@ def test_names_of_features_cover_no_point():
     [
         (agreement_of_measures, "6 models, 182 layer pairs"),
         (court_of_measures, "120 sources in 2 courts"),
-        (doses, "means over courts: 2"),
+        (doses, "points: single courts, 2 in all; lines: their means"),
         (correlation, "650 words"),
         (contrasts, "over 1,431 words"),
         (autoencoders, "means over 2 seeds"),

@@ -167,7 +167,9 @@ def trajectory():
         "features": accuracies.assign(accuracy_low=accuracies["accuracy"] - 0.1, accuracy_high=0.95),
         "onsets": pd.DataFrame({"layer": 3, "feature": FEATURES, "onset": 64}),
     }
-    figures.trajectory(similarity_to_last(), tables, NOWHERE, "gpt2-mini@step600", "bands: simultaneous 95 % intervals")
+    figures.trajectory(
+        similarity_to_last(), tables, NOWHERE, "gpt2-mini@step600", "bands: simultaneous 95 % intervals", n_stimuli=1431
+    )
 
 
 DRAWING = [
@@ -357,6 +359,40 @@ def test_p_values_of_a_family_have_a_minus_sign():
     written = [text.get_text() for text in tree.texts]
     assert written
     assert set(written) == {"p ≤ 1e−8 "}
+
+
+@pytest.mark.parametrize("ends", [(-0.1, 1.0), (-1.0, 0.1), (-0.8, -0.2), (-0.5, 0.5)])
+def test_a_scale_with_negative_values_is_as_long_as_the_values_and_white_is_zero(ends):
+    norm, colours = style.colours_of(np.array(ends), (-1.0, 1.0))
+    assert (norm.vmin, norm.vmax) == (ends[0], max(ends[1], 0.0))
+    assert np.allclose(colours(norm(0.0))[:3], 0.97, atol=0.03)
+    smaller = min(-norm.vmin, norm.vmax)
+    if smaller > 0:  # equally far from 0 is equally strong: about the same brightness
+        both = [np.mean(colours(norm(value))[:3]) for value in (-smaller, smaller)]
+        assert both[0] == pytest.approx(both[1], abs=0.12)
+
+
+def test_numbers_in_cells_have_a_minus_sign():
+    values = np.array([[-0.25, -0.001]])
+    with style.canvas(style.COLUMN, 2.0) as (_, axes):
+        style.write_values(axes, values, axes.imshow(values))
+    assert [text.get_text() for text in axes.texts] == ["−.25", ".00"]
+    assert style.with_minus("gpt2-1 and n-gram, τ = -0.76") == "gpt2-1 and n-gram, τ = −0.76"
+
+
+def test_each_curve_of_a_feature_has_its_name_at_its_end_and_the_title_has_the_number_of_stimuli():
+    with figures.shown_figures() as shown:
+        trajectory()
+    ((_, panels),) = shown.values()
+    lower = next(axes for axes in panels if "features in layer 3" in axes.get_title())
+    assert "1,431 stimuli" in lower.get_title().replace("\n", " ")
+    names = {text.get_text(): text for text in lower.texts}
+    assert set(names) == set(FEATURES)
+    for line in lower.get_lines():
+        if line.get_label() in names:
+            x, y = line.get_data()
+            assert names[line.get_label()].xy == (x[-1], y[-1])
+            assert names[line.get_label()].get_color() == line.get_color()
 
 
 NO_FORMULA = r"$\frac{a$"  # which matplotlib cannot read as one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,12 +18,13 @@ TOLERANCE = 1.0  # points by which two boxes may overlap: a letter does not fill
 
 
 def complaints(figure: Figure) -> list[str]:
-    """Return what is wrong with a figure: its width, small, overlapping or cut text, axes without names."""
+    """Return what is wrong with a figure: width, text (small, overlapping, cut, hyphens), axes without names."""
     figure.draw_without_rendering()
     texts = _visible_texts(figure)
     return [
         *_of_width(figure),
         *_of_small_text(texts),
+        *_of_hyphens(texts),
         *_of_cut_text(figure, texts),
         *_of_overlaps(figure, texts),
         *_of_unnamed_axes(figure),
@@ -44,6 +46,12 @@ def _of_small_text(texts: list[Text]) -> list[str]:
     return found
 
 
+def _of_hyphens(texts: list[Text]) -> list[str]:
+    """Find negative numbers with a hyphen for a minus sign; "gpt2-1" is a name."""
+    is_negative = re.compile(r"(?<![\w-])-[0-9.]")
+    return [f"{text.get_text()!r} has no minus sign" for text in texts if is_negative.search(text.get_text())]
+
+
 def _of_cut_text(figure: Figure, texts: list[Text]) -> list[str]:
     found = []
     limits = figure.bbox.padded(figure.dpi / 72 * TOLERANCE)
@@ -63,7 +71,7 @@ def _of_overlaps(figure: Figure, texts: list[Text]) -> list[str]:
     found = []
     slack = figure.dpi / 72 * TOLERANCE
     upright = [text for text in texts if text.get_rotation() % 90 == 0]
-    boxes = [text.get_window_extent() for text in upright]
+    boxes = [Text.get_window_extent(text) for text in upright]  # of an annotation without its line
     for (first, box), (second, other) in itertools.combinations(zip(upright, boxes, strict=True), 2):
         common = Bbox.intersection(box, other)
         if common is not None and common.width > slack and common.height > slack:
@@ -115,6 +123,8 @@ def _visible_texts(figure: Figure) -> list[Text]:
         if axes.axison:
             texts += [axes.xaxis.label, axes.yaxis.label]
             for axis in (axes.xaxis, axes.yaxis):
+                if not axis.get_visible():  # that of a second panel in the same place
+                    continue
                 for tick in axis._update_ticks():
                     texts += [tick.label1, tick.label2]
     return [text for text in texts if text.get_visible() and text.get_text().strip()]

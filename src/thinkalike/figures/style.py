@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.colors import Normalize
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
@@ -73,12 +74,22 @@ STYLE: dict[str, object] = {
 }
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # colour-blind readers can tell them apart
 MORE_COLOURS = (*COLOURS, "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
+MINUS = "−"
+SHADES = 256  # of a scale of colours
 COLORBAR = "<colorbar>"  # how matplotlib labels the axes of one
 EMBEDDING = "-1"  # the layer of the embedding in tables
 PIXELS_PER_INCH = 110  # of a figure in a notebook
 LONG_NAME = 6  # letters; longer names of layers, such as 3.attn_out, are rotated
 # weights of red, green and blue in how bright a colour looks
 BRIGHTNESS = (0.3, 0.6, 0.1)
+
+# of lines that may coincide: the first drawn is the widest, and the last one the narrowest
+WIDEST = 2.6  # points
+NARROWEST = 0.8
+LARGEST_MARKER = 6.5  # points
+SMALLEST_MARKER = 2.5
+NESTED_MARKERS = "osDo"
+NESTED_NOTE = "of lines that coincide, the wider is below"
 
 MISSING = "0.85"  # the grey of cells without a value
 LEAST_SPAN = 0.05  # of a measure's range, which colours span at least: less is noise
@@ -256,16 +267,22 @@ def colour_range(values: np.ndarray, scale: tuple[float, float]) -> tuple[float,
     return lowest, max(highest, lowest + least_span)
 
 
-def colours_of(values: np.ndarray, scale: tuple[float, float]) -> tuple[Normalize, str]:
-    """Return the scale of colours of values and the name of the colours.
+def colours_of(values: np.ndarray, scale: tuple[float, float]) -> tuple[Normalize, Colormap]:
+    """Return the scale of colours of values, from the least to the greatest, and the colours.
 
-    Where there are negative values, white is 0, and both ends are as far from it.
+    Where there are negative values, white is 0, and a colour is as strong as its value is far from
+    0. The scale then ends at 0 at the least.
     """
     lowest, highest = colour_range(values, scale)
-    if lowest < 0:
-        farthest = max(-lowest, highest)
-        return Normalize(-farthest, farthest), "RdBu_r"
-    return Normalize(lowest, highest), "magma"
+    if lowest >= 0:
+        return Normalize(lowest, highest), matplotlib.colormaps["magma"]
+    highest = max(highest, 0.0)
+    farthest = max(-lowest, highest)
+    # The part of a scale from -farthest to farthest that is used.
+    first = 0.5 + lowest / (2 * farthest)
+    last = 0.5 + highest / (2 * farthest)
+    shades = matplotlib.colormaps["RdBu_r"](np.linspace(first, last, SHADES))
+    return Normalize(lowest, highest), ListedColormap(shades)
 
 
 def lower_half(values: np.ndarray) -> np.ndarray:
@@ -318,17 +335,32 @@ def show_missing(axes: Axes, is_missing: np.ndarray, reason: str = "not computed
 
 
 def write_values(axes: Axes, values: np.ndarray, image: AxesImage) -> None:
-    """Write each cell's number, in black or white, whichever can be read on its colour."""
+    """Write each cell's number, in black or white, whichever can be read on its colour.
+
+    If there are negative numbers, no zero stands before the point, so that they fit into cells.
+    """
     assert image.cmap is not None
     visible = np.ma.masked_invalid(values)
-    for (row, column), value in np.ma.ndenumerate(visible, compressed=True):
-        red, green, blue, _ = image.cmap(image.norm(value))
+    texts = {
+        place: with_minus(f"{value:.2f}".replace("-0.00", "0.00"))
+        for place, value in np.ma.ndenumerate(visible, compressed=True)
+    }
+    has_negative = any(text.startswith(MINUS) for text in texts.values())
+    for (row, column), text in texts.items():
+        red, green, blue, _ = image.cmap(image.norm(visible[row, column]))
         brightness = BRIGHTNESS[0] * red + BRIGHTNESS[1] * green + BRIGHTNESS[2] * blue
         colour = "white"
         if brightness > 0.5:
             colour = "black"
-        text = f"{value:.2f}".replace("-0.00", "0.00")
-        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=VALUE_SIZE)
+        written = text.replace("0.", ".") if has_negative else text
+        axes.text(
+            column, row, written, ha="center", va="center", color=colour, fontsize=VALUE_SIZE
+        )
+
+
+def with_minus(text: str) -> str:
+    """Return a text with minus signs for the hyphens before negative numbers, not in names."""
+    return re.sub(r"(?<![\w-])-(?=[0-9.])", MINUS, text)
 
 
 def line(
@@ -339,11 +371,13 @@ def line(
     label: str,
     colour: str,
     style: str,
+    **look: Any,
 ) -> None:
     """Draw a column against its rows, with error bars where the intervals are finite.
 
     Args:
         ends: the columns of the lower and upper ends of the intervals.
+        look: how the line and its markers differ from those of a single line.
     """
     low, high = ends
     values = finite_or_nan(table[column])
@@ -356,10 +390,29 @@ def line(
         fmt=style,
         color=colour,
         label=label,
-        capsize=2,
-        markersize=3,
-        elinewidth=0.8,
+        **({"capsize": 2, "markersize": 3, "elinewidth": 0.8} | look),
     )
+
+
+def nested_look(number: int, count: int) -> dict[str, Any]:
+    """Return how one of several lines looks, so that each is seen where all of them coincide.
+
+    The first line is the widest and lies below the others, each of which is narrower. Markers are
+    hollow and nested in the same way.
+
+    Args:
+        number: Which of the lines it is, from 0.
+        count: How many there are.
+    """
+    share = number / max(count - 1, 1)  # 0 for the first line, 1 for the last
+    return {
+        "linewidth": WIDEST + share * (NARROWEST - WIDEST),
+        "marker": NESTED_MARKERS[number % len(NESTED_MARKERS)],
+        "markersize": LARGEST_MARKER + share * (SMALLEST_MARKER - LARGEST_MARKER),
+        "markerfacecolor": "none",
+        "markeredgewidth": 0.8,
+        "zorder": 2 + share,
+    }
 
 
 def leave_out(panels: Iterable[Axes]) -> None:

@@ -175,6 +175,35 @@ class DoseRow(NamedTuple):
     rank_correlation: float
 
 
+def doses_by_court(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return what each general judge says of each dose in each court.
+
+    The result has a table for each judge, by its name, with the columns court (its target, layer
+    and seed, in words), own_share (the share of the variance that comes from the target) and
+    value. Without doses, it is empty.
+
+    Args:
+        table: A row for each court and source, with a column for each judge.
+    """
+    doses = table[table["kind"] == "dose"]
+    if doses.empty:
+        return {}
+    targets, layers, seeds = (doses[column].astype(str) for column in COURT_COLUMNS)
+    courts = targets + ", layer " + layers + ", seed " + seeds
+    places = pd.DataFrame({"court": courts, "own_share": doses["source"].map(_own_share)})
+    values_of_judge = {}
+    for judge in judges_of(table):
+        if judge.is_general:
+            rows = places.assign(value=doses[judge.name]).dropna()
+            values_of_judge[judge.name] = rows.sort_values(["court", "own_share"])
+    return values_of_judge
+
+
+def _own_share(source: str) -> float:
+    """Return the share of the target in a dose that is named such as "20 % own"."""
+    return float(source.split()[0]) / 100
+
+
 def _dose_rows(table: pd.DataFrame, judge: Judge) -> list[DoseRow]:
     """Return a row for each dose in rising order, with the judge's mean value over courts.
 
@@ -189,18 +218,14 @@ def _dose_rows(table: pd.DataFrame, judge: Judge) -> list[DoseRow]:
     """
     # The mean over courts. The scores of a distance are its negated values.
     mean_scores = scores_by_court(table, judge, ["dose"]).mean()
-    by_percentage = []
-    for source, score in mean_scores.items():
-        percentage = float(str(source).split()[0])
-        by_percentage.append((percentage, score))
-    by_percentage.sort()
+    by_share = sorted((_own_share(str(source)), score) for source, score in mean_scores.items())
 
-    percentages, ordered_scores = torch.tensor(by_percentage, dtype=torch.float64).T
-    rank_correlation = float(spearman(percentages, ordered_scores))
+    shares, ordered_scores = torch.tensor(by_share, dtype=torch.float64).T
+    rank_correlation = float(spearman(shares, ordered_scores))
     rows = []
-    for percentage, score in by_percentage:
+    for share, score in by_share:
         value = score if judge.higher else -score  # of a distance, as before it was negated
-        rows.append(DoseRow(judge.name, percentage / 100, value, rank_correlation))
+        rows.append(DoseRow(judge.name, share, value, rank_correlation))
     return rows
 
 

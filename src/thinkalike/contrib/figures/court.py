@@ -13,14 +13,16 @@ from matplotlib.axes import Axes
 from thinkalike.figures.style import PAGE, canvas, colour_of, leave_out, save, write_title
 
 PANELS_ACROSS = 3
+COURT_MARKERS = "osD^v"
 JITTER = 0.25  # of the distance of two kinds
-UNITS = {"penalty": "penalty [nats per token]"}
+UNITS = {"penalty": "penalty [nats per token]", "KL": "KL [nats per token]"}
 
 # inches
 KIND_HEIGHT = 0.12
 AXIS_HEIGHT = 0.5
 DOSE_HEIGHT = 1.8
 TITLE_HEIGHT = 0.3
+LEGEND_HEIGHT = 0.15
 
 
 def draw_court(table: pd.DataFrame, judges: Sequence[str], folder: Path, about: str) -> None:
@@ -76,29 +78,57 @@ def _draw_values_by_kind(
         axes.plot(values, position + jitter, ".", color=colour_of(index), markersize=3, alpha=0.7)
 
 
-def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path, n_courts: int) -> None:
+def draw_doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
     """Draw the value of each measure for mixtures of the target's states and unrelated ones.
 
     There is a panel for each measure. It shows the value against the share of the variance that
-    comes from the target.
+    comes from the target: a point for each court, and a line through the means over courts.
 
     Args:
-        curves: By the name of the measure, a row for each mixture with the columns own_share (the
-            share of the target) and value.
+        curves: By the name of the measure, a row for each court and mixture, with the columns
+            court, own_share (the share of the target) and value.
         folder: Where the figure is written.
-        n_courts: Over how many courts the values are means.
     """
+    courts = list(dict.fromkeys(next(iter(curves.values()))["court"]))
     n_across = min(len(curves), PANELS_ACROSS)
     n_down = ceil(len(curves) / n_across)
-    height = DOSE_HEIGHT * n_down + TITLE_HEIGHT
+    n_legend_rows = ceil((len(courts) + 1) / PANELS_ACROSS)
+    height = DOSE_HEIGHT * n_down + TITLE_HEIGHT + LEGEND_HEIGHT * n_legend_rows
     with canvas(PAGE, height, n_down, n_across, squeeze=False, sharex=True) as (figure, panels):
         # The grid may have more panels than there are measures.
         for axes, (measure, curve) in zip(panels.flat, curves.items(), strict=False):
-            axes.plot(curve["own_share"], curve["value"], "o-", color=colour_of(0), markersize=3)
+            _draw_doses_of_measure(axes, curve, courts)
             axes.set_ylabel(UNITS.get(measure, measure))  # the name, if it has no unit
-        for axes in panels[-1]:
+        for axes in panels.flat[: len(curves)][-n_across:]:  # the lowest of each column
             axes.set_xlabel("share of the target's own variance")
+            axes.tick_params(labelbottom=True)
         leave_out(panels.flat[len(curves) :])  # panels of the grid without a measure
+        handles, labels = panels[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=PANELS_ACROSS)
         title = "What each measure says of a mixture of the target's states and unrelated ones"
-        write_title(figure, panels[0, 0], title, f"means over courts: {n_courts}")
+        note = f"points: single courts, {len(courts)} in all; lines: their means"
+        write_title(figure, panels[0, 0], title, note)
         save(figure, folder, "doses")
+
+
+def _draw_doses_of_measure(axes: Axes, curve: pd.DataFrame, courts: Sequence[str]) -> None:
+    """Draw one measure's values for mixtures: a point for each court, and a line of their means.
+
+    Args:
+        axes: Where it is drawn.
+        curve: A row for each court and mixture, with the columns court, own_share and value.
+        courts: The names of the courts, in the order of colours and markers.
+    """
+    means = curve.groupby("own_share")["value"].mean()
+    axes.plot(means.index, means, color="0.6", label="mean of courts")
+    for number, court in enumerate(courts):
+        rows = curve[curve["court"] == court]
+        axes.plot(
+            rows["own_share"],
+            rows["value"],
+            COURT_MARKERS[number % len(COURT_MARKERS)],
+            color=colour_of(number),
+            markerfacecolor="none",
+            markersize=4,
+            label=court,
+        )

@@ -20,20 +20,25 @@ from thinkalike.figures.style import (
     SMALL,
     canvas,
     colour_of,
-    layer_name,
+    in_lines,
     save,
+    with_minus,
     write_title,
 )
 
-# A feature is named where its importance is above this share of the largest one; the others lie
-# together at 0.
+# A feature is named at its point where its importance is above this share of the largest one; the
+# others lie together at 0, and are named together.
 NAMED_SHARE = 0.04
+WIDTH_OF_NAMES = 1.4  # inches of the names of features near 0
 
 # Where the name of a point may be: by how many points of a font it is moved from it, to the right
 # and upwards, and how it is aligned. The first that covers the least is taken.
 PLACES_OF_NAMES = ((4, 2, "left"), (-4, 2, "right"), (0, 5, "center"), (0, -10, "center"))
 POINT_SIZE = 18  # of the points of features: its square root is their diameter
 POINT_RADIUS = POINT_SIZE**0.5 / 2
+
+FIRST_LAYER = "s"  # the marker, a square
+LAST_LAYER = "^"  # a triangle
 
 BESIDE_MATRIX = 1.4  # inches of the names of features and the colours
 
@@ -80,32 +85,27 @@ def draw_correlation(table: pd.DataFrame, folder: Path, n_words: int) -> None:
 def draw_plane(axes: Axes, points: pd.DataFrame) -> None:
     """Draw layers as points of a plane (MDS), with a line through the layers of each model.
 
-    The first and the last layer of each model are named.
+    The first and the last layer of each model have markers of their own.
 
     Args:
         axes: Where it is drawn.
         points: A row for each layer: model, layer, x, y, and the stress (the error of the plane's
             distances), which is the same in all rows.
     """
-    names = []
     for number, (model, rows) in enumerate(points.groupby("model", sort=False)):
-        axes.plot(
-            rows["x"],
-            rows["y"],
-            "o-",
-            color=colour_of(number),
-            label=str(model),
-            alpha=0.7,
-            markersize=3,
-        )
-        ends = rows.iloc[[0, -1]]
-        layers = [layer_name(layer) for layer in ends["layer"]]
-        names.append(ends[["x", "y"]].assign(name=layers, colour=colour_of(number)))
-    axes.set_title(f"layers in a plane (MDS), stress {points['stress'].iloc[0]:.2f}")
+        colour = colour_of(number)
+        xs = rows["x"].to_numpy()
+        ys = rows["y"].to_numpy()
+        axes.plot(xs, ys, "o-", color=colour, label=str(model), alpha=0.7, markersize=3)
+        for end, marker in ((0, FIRST_LAYER), (-1, LAST_LAYER)):
+            # Hollow, as the ends of several models may be in one place.
+            axes.plot(xs[end], ys[end], marker, color=colour, markersize=7, fillstyle="none")
+    stress = points["stress"].iloc[0]
+    markers = "squares: first layers, triangles: last layers"
+    axes.set_title(f"layers in a plane (MDS), stress {stress:.2f}\n{markers}")
     axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, 0.0))
     axes.set_aspect("equal", adjustable="datalim")
     axes.set(xticks=[], yticks=[])
-    _write_names(axes, pd.concat(names), points)
 
 
 def draw_contrasts(contrasts: list[Contrast], folder: Path, n_words: int) -> None:
@@ -136,7 +136,8 @@ def draw_contrasts(contrasts: list[Contrast], folder: Path, n_words: int) -> Non
         note = f"importance over {n_words:,} words; points at the sides: {n_drawn:,} of them"
         write_title(figure, panels[0, 0], "Layers of models of different architectures", note)
         for (axes, named), contrast in zip(named_features.items(), contrasts, strict=True):
-            _write_names(axes, named.assign(colour="black"), contrast.importance)
+            _write_names(axes, named, contrast.importance)
+            _write_names_near_zero(axes, contrast.importance, named)
         save(figure, folder, "contrasts")
 
 
@@ -164,13 +165,13 @@ def _draw_importance(axes: Axes, contrast: Contrast) -> pd.DataFrame:
     """Draw the importance of each feature in one layer against that in the other.
 
     A grey line shows where the importance is the same in both. The points of the features that
-    are to be named are returned: those that are not unimportant in both layers.
+    are to be named are returned: those that are not unimportant in both layers. All points are
+    black, as colours stand for the levels of one feature in the panels beside.
     """
     table = contrast.importance
     values = table[["x", "y"]].to_numpy()  # the importance in the first and the second layer
     largest = values.max()
-    colours = [colour_of(number) for number in range(len(table))]
-    axes.scatter(table["x"], table["y"], color=colours, s=POINT_SIZE, zorder=3)
+    axes.scatter(table["x"], table["y"], color="black", s=POINT_SIZE, zorder=3)
     is_named = values.max(axis=1) > NAMED_SHARE * largest
     ends = [min(values.min(), 0), 1.1 * largest]
     axes.plot(ends, ends, color="0.6", linewidth=0.8, zorder=0)
@@ -178,9 +179,23 @@ def _draw_importance(axes: Axes, contrast: Contrast) -> pd.DataFrame:
     axes.set(
         xlabel=f"importance in {first} [drop of ρ]",
         ylabel=f"importance in {second}\n[drop of ρ]",
-        title=contrast.title,
+        title=with_minus(contrast.title),
     )
     return table[is_named].rename(columns={"feature": "name"})
+
+
+def _write_names_near_zero(axes: Axes, points: pd.DataFrame, named: pd.DataFrame) -> None:
+    """Write which features lie together near 0 in both layers, in the upper middle of a panel.
+
+    Args:
+        axes: Where it is written.
+        points: A row for each feature, with its importance in both layers (x, y).
+        named: The features that have their names beside their points.
+    """
+    others = points[~points["feature"].isin(named["name"])]
+    if len(others):
+        text = in_lines(f"near 0: {', '.join(others['feature'])}", WIDTH_OF_NAMES)
+        axes.text(0.06, 0.97, text, fontsize=SMALL, ha="left", va="top", transform=axes.transAxes)
 
 
 def _write_names(axes: Axes, names: pd.DataFrame, points: pd.DataFrame) -> None:
@@ -190,7 +205,7 @@ def _write_names(axes: Axes, names: pd.DataFrame, points: pd.DataFrame) -> None:
 
     Args:
         axes: Where they are written.
-        names: A row for each name, with its point (x, y) and its colour.
+        names: A row for each name, with its point (x, y).
         points: All points of the axes (x, y).
     """
     figure = axes.get_figure(root=True)
@@ -226,7 +241,6 @@ def _write_beside(
         str(row["name"]),
         (row["x"], row["y"]),
         fontsize=SMALL,
-        color=row["colour"],
         xytext=(across, upwards),
         textcoords="offset points",
         ha=alignment,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,12 +15,14 @@ from matplotlib.image import AxesImage
 from thinkalike.figures.style import (
     COLOURS,
     COLUMN,
+    NESTED_NOTE,
     PAGE,
     canvas,
     colour_of,
     leave_out,
     line,
     lower_half,
+    nested_look,
     save,
     ticks,
     write_title,
@@ -32,6 +35,7 @@ LABELS = {
     "value": "CKA",
 }
 MOST_ACROSS = 3  # panels
+DISTANCE = "√Σ arccos²(CKA) [radians]"
 MARGIN = 0.05  # of the height of a panel, above and below its values
 
 
@@ -56,24 +60,31 @@ def draw_groups_by_depth(
     n_across = min(n_panels, MOST_ACROSS if fills_rows else 2)
     n_down = ceil(n_panels / n_across)
     all_rows = pd.concat(list(panels_by_title.values()))
-    # A kind of pair has the same colour in all panels, as they share a legend.
+    # A kind of pair looks the same in all panels, as they share a legend.
     pairs = all_rows["pair"].unique()
-    colour_of_pair = {str(pair): colour_of(number) for number, pair in enumerate(pairs)}
+    most_pairs = max(table["pair"].nunique() for table in panels_by_title.values())
+    look_of_pair = {
+        str(pair): {"colour": colour_of(number), **nested_look(number % most_pairs, most_pairs)}
+        for number, pair in enumerate(pairs)
+    }
     handle_of_label = {}  # for one legend of all panels
     height = 2.3 * n_down + 0.3  # rows of panels, and the legend below them
     with canvas(PAGE, height, n_down, n_across, squeeze=False) as (figure, panels):
         leave_out(panels.flat[n_panels:])
         for axes, (title, table) in zip(panels.flat, panels_by_title.items(), strict=False):
             quantity = str(table["column"].iloc[0])
-            _draw_means_by_depth(axes, table, colour_of_pair)
+            _draw_means_by_depth(axes, table, look_of_pair)
             axes.set_ylim(*_value_limits(all_rows[all_rows["column"] == quantity]))
             axes.set(ylabel=LABELS[quantity], title=title)
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 handle_of_label[label] = handle
         labels = list(handle_of_label)
         figure.legend(handle_of_label.values(), labels, loc="outside lower center", ncols=3)
-        note = f"bars: 95 % intervals over {units}; panels of one quantity have one scale"
-        write_title(figure, panels[0, 0], "Pairs of models within and between groups", note)
+        intervals = f"bars: 95 % intervals over {units}"
+        scales = f"panels of one quantity have one scale; {NESTED_NOTE}"
+        write_title(
+            figure, panels[0, 0], "Pairs of models within and between groups", intervals, scales
+        )
         save(figure, folder, "groups")
 
 
@@ -89,7 +100,7 @@ def _value_limits(rows: pd.DataFrame) -> tuple[float, float]:
 
 
 def _draw_means_by_depth(
-    axes: Axes, table: pd.DataFrame, colour_of_pair: Mapping[str, str]
+    axes: Axes, table: pd.DataFrame, look_of_pair: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Draw means with error bars against depth, a line for each kind of pair of models.
 
@@ -98,10 +109,11 @@ def _draw_means_by_depth(
         table: A row for each kind of pair and depth, with the columns pair (the kind: the groups
             of the two models), place (the depth), mean, low, high and axis (what the depth is
             called).
-        colour_of_pair: The colour of each kind of pair.
+        look_of_pair: How the line of each kind of pair looks.
     """
     for pair, rows in table.groupby("pair", sort=False):
-        line(axes, rows, "mean", ("low", "high"), str(pair), colour_of_pair[str(pair)], "o-")
+        look = look_of_pair[str(pair)]
+        line(axes, rows, "mean", ("low", "high"), str(pair), style="-", **look)
     depths = sorted(table["place"].unique())
     ticks(axes.xaxis, depths, len(depths))
     axes.set_xlabel(str(table["axis"].iloc[0]))
@@ -119,11 +131,12 @@ def draw_distances(table: pd.DataFrame, folder: Path) -> None:
     """
     with canvas(COLUMN, height=5.2, rows=2) as (figure, (matrix_axes, kinds_axes)):
         image = _draw_distance_matrix(matrix_axes, table)
-        figure.colorbar(image, ax=matrix_axes, label="distance (equation 2)", shrink=0.85)
+        figure.colorbar(image, ax=matrix_axes, label=DISTANCE, shrink=0.85)
         _draw_boxes_by_kind(kinds_axes, table)
         models = table["source"].nunique()
-        note = "boxes: quartiles and median; points: pairs of models"
-        write_title(figure, matrix_axes, f"Distances of {models} models", note)
+        equation = "distance: equation 2 of Brown et al. 2023, Σ over layers"
+        parts = "points: pairs of models; boxes: quartiles and median; whiskers: range"
+        write_title(figure, matrix_axes, f"Distances of {models} models", equation, parts)
         save(figure, folder, "distances")
 
 
@@ -168,7 +181,7 @@ def _draw_boxes_by_kind(axes: Axes, table: pd.DataFrame) -> None:
     axes.boxplot(
         list(values_of_kind.values()),
         widths=0.5,
-        showfliers=False,
+        whis=(0, 100),  # from the least to the greatest
         medianprops={"color": "0.2"},
     )
     random = np.random.default_rng(0)
@@ -177,6 +190,6 @@ def _draw_boxes_by_kind(axes: Axes, table: pd.DataFrame) -> None:
         jitter = random.uniform(-0.15, 0.15, len(values))
         colour = COLOURS[number % len(COLOURS)]
         axes.plot(position + jitter, values, "o", color=colour, markersize=2.5, alpha=0.6)
-    names = [kind.replace(" and ", "\nand ") for kind in values_of_kind]
+    names = [f"{kind}\n{len(values)} pairs" for kind, values in values_of_kind.items()]
     axes.set_xticks(range(1, len(names) + 1), names)
-    axes.set(xlabel="groups of the two models", ylabel="distance (equation 2)")
+    axes.set(xlabel="groups of the two models", ylabel=DISTANCE)

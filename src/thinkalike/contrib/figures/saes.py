@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from thinkalike.figures.style import COLOURS, canvas, save, width_of, write_title
 
@@ -14,6 +16,7 @@ STARTS = {
     "least_squares": "random, fitted decoder",
     "transferred": "transferred",
 }
+SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def draw_sae_curves(curves: pd.DataFrame, folder: Path) -> None:
@@ -34,7 +37,7 @@ def draw_sae_curves(curves: pd.DataFrame, folder: Path) -> None:
         titled_tables = [(str(name), rows) for name, rows in by_transfer]
     n_panels = len(titled_tables)
     width = width_of(n_panels)
-    with canvas(width, height=2.6, columns=n_panels, squeeze=False) as (figure, panels):
+    with canvas(width, 2.8, columns=n_panels, sharey=True, squeeze=False) as (figure, panels):
         for axes, (title, rows) in zip(panels[0], titled_tables, strict=True):
             _draw_starts(axes, rows)
             axes.set_title(title)
@@ -74,10 +77,21 @@ def _draw_starts(axes: Axes, table: pd.DataFrame) -> None:
             color=colour,
             label=STARTS.get(str(start), str(start)),
         )
-    axes.set(xlabel="FLOPs, all counted")
-    # A random start has taken 0 FLOPs before training, which a logarithmic axis cannot show.
-    first_flops = table.loc[table["tokens"] > 0, "flops"].min()
-    axes.set_xscale("symlog", linthresh=max(first_flops, 1.0))
+    # A random start has taken 0 FLOPs before training, which a logarithmic axis cannot show. The
+    # axis is linear from 0 to a power of ten that is below the first number after training.
+    first_flops = max(table.loc[table["tokens"] > 0, "flops"].min(), 1.0)
+    exponent = math.floor(math.log10(first_flops))
+    axes.set_xscale("symlog", linthresh=10.0**exponent)
+    highest = math.floor(math.log10(max(table["flops"].max(), first_flops)))
+    powers = [10.0**power for power in range(exponent, highest + 1)]
+    axes.xaxis.set_major_locator(FixedLocator([0, *powers]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set(xlabel=f"all FLOPs, logarithmic\nfrom {_power_of_ten(exponent)}, linear below")
+
+
+def _power_of_ten(exponent: int) -> str:
+    """Return a power of ten as it is written at an axis, such as "10⁹"."""
+    return "10" + str(exponent).translate(SUPERSCRIPTS)
 
 
 def _at_best_rate(rows: pd.DataFrame) -> pd.DataFrame:

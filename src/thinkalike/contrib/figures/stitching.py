@@ -12,17 +12,23 @@ from matplotlib.axes import Axes
 
 from thinkalike.figures.style import (
     COLOURS,
+    NESTED_NOTE,
     PAGE,
     canvas,
     leave_out,
     line,
+    nested_look,
     save,
     width_of,
     write_title,
 )
 
-LINE_STYLES = ("o-", "s--")
+LINE_STYLES = ("-", "--")
 SMOOTHED_STEPS = 10  # of a running mean
+LOSSES = {
+    "cross_entropy": "next-token loss\n[nats per token]",
+    "kl": "KL from the target's\npredictions [nats per token]",
+}
 
 
 def draw_directions(table: pd.DataFrame, folder: Path, units: str) -> None:
@@ -55,6 +61,7 @@ def draw_directions(table: pd.DataFrame, folder: Path, units: str) -> None:
                     label=f"{source} → {target}",
                     colour=COLOURS[number % len(COLOURS)],
                     style=LINE_STYLES[number // len(COLOURS)],
+                    **nested_look(number, len(directions)),
                 )
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             n_layers = rows_of_group["source_layer"].nunique()
@@ -62,13 +69,13 @@ def draw_directions(table: pd.DataFrame, folder: Path, units: str) -> None:
             axes.set(xlabel="layer of the stitch", title=group)
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25))
         panels[0][0].set_ylabel("penalty [nats per token]")
-        note = f"bars: 95 % intervals over {units}"
+        note = f"bars: 95 % intervals over {units}; {NESTED_NOTE}"
         write_title(figure, panels[0][0], "Stitches in all directions", note)
         save(figure, folder, "penalties")
 
 
 def draw_learning_curves(
-    curves: Mapping[tuple[str, str], Float[np.ndarray, "steps layers"]], folder: Path
+    curves: Mapping[tuple[str, str], Float[np.ndarray, "steps layers"]], folder: Path, loss: str
 ) -> None:
     """Draw the smoothed training losses of stitches: a row of panels per group, a panel per layer.
 
@@ -76,6 +83,7 @@ def draw_learning_curves(
         curves: The losses of the stitches of all layers at each step, by (group, label). The label
             names source and target. Stitches of one group have the same number of layers.
         folder: Where the figure is written.
+        loss: What training minimises, as the setting `stitch.loss` has it.
     """
     groups = list(dict.fromkeys(group for group, _ in curves))
     most_layers = max(curve.shape[1] for curve in curves.values())
@@ -96,13 +104,14 @@ def draw_learning_curves(
                 _draw_losses(axes, curves_of_group, layer)
                 axes.set_title(f"{group}, layer {layer}")
                 axes.set_xlabel("step")
-            row[0].set_ylabel("loss [nats per token]")
+            row[0].set_ylabel(LOSSES.get(loss, loss))
             for handle, label in zip(*row[0].get_legend_handles_labels(), strict=True):
                 handle_of_label[f"{group}: {label}"] = handle
         labels = list(handle_of_label)
         figure.legend(handle_of_label.values(), labels, loc="outside lower center", ncols=2)
-        title = f"Training of stitches; mean of {SMOOTHED_STEPS} steps"
-        write_title(figure, panels[0][0], title)
+        title = "Training of stitches: the loss on the text of each step"
+        note = f"lines: means over {SMOOTHED_STEPS} steps; {NESTED_NOTE}"
+        write_title(figure, panels[0][0], title, note)
         save(figure, folder, "learning_curves")
 
 
@@ -121,4 +130,5 @@ def _draw_losses(
     for number, (label, curve) in enumerate(sorted(curves.items())):
         losses = pd.Series(curve[:, layer])
         smooth = losses.rolling(SMOOTHED_STEPS, min_periods=1).mean()
-        axes.plot(smooth, color=COLOURS[number % len(COLOURS)], label=label, linewidth=1)
+        width = nested_look(number, len(curves))["linewidth"]
+        axes.plot(smooth, color=COLOURS[number % len(COLOURS)], label=label, linewidth=width)

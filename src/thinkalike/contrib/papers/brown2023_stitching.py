@@ -371,10 +371,12 @@ def _conclude_figure6(experiment: ExperimentRun) -> Conclusion:
         curves_by_panel[direction.group, direction.label] = curve
         if direction.source != direction.target:
             curves_between_models[direction] = curve
+    any_result = experiment.results[directions[0].label]  # all are trained by the same recipe
+    loss = str(any_result.config["stitch"]["loss"])
     return Conclusion(
         _joined_penalty_tables(experiment, directions),
         [_claim_that_stitches_learn(curves_between_models)],
-        partial(draw_learning_curves, curves_by_panel),
+        partial(draw_learning_curves, curves_by_panel, loss=loss),
     )
 
 

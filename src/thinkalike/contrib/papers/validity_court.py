@@ -156,8 +156,7 @@ def _conclude(experiment: ExperimentRun) -> Conclusion:
         judges_drawn = [judge.name for judge in ranking.judges_of(table)]
         draw_court(table, judges_drawn, folder, units)
         if len(doses):
-            curves = {str(judge): curve for judge, curve in doses.groupby("judge", sort=False)}
-            draw_doses(curves, folder, len(experiment.results))
+            draw_doses(ranking.doses_by_court(table), folder)
 
     not_empty = {name: rows for name, rows in further_tables.items() if len(rows)}
     return Conclusion(table, claims, draw, tables=not_empty)

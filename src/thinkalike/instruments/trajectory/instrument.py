@@ -150,7 +150,8 @@ class TrajectoryInstrument(
         """Draw losses, similarities and accuracies over the steps."""
         name = result.provenance["models"][-1]["name"]
         subtitle = f"{number_of_documents(result.scalars)}\nbands: simultaneous 95 % intervals"
-        figures.trajectory(result.details, result.tables, folder, name, subtitle)
+        n_stimuli = result.provenance.get("stimuli", {}).get("count")
+        figures.trajectory(result.details, result.tables, folder, name, subtitle, n_stimuli)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the steps by which the loss and the similarity to the last checkpoint settled.
