@@ -72,7 +72,7 @@ def test_arrays_follow(tmp_path):
 def test_pages_read_them_too(tmp_path):
     finish(tmp_path, "ruler", "old", {"table": RULER, "rungs": RUNGS}, scalars={"documents": 1.0})
     report = report_of(gather([tmp_path]))
-    grid = next(grid for grid in report["grids"] if grid["title"] == "ruler")
+    grid = next(grid for grid in report["grids"] if grid["title"] == "residual R² of the ruler")
     names = [number["name"] for number in grid["numbers"]]
     assert "above_local_mixing" in names
     assert not {"beyond", "there", "source_bits"} & set(names)
