@@ -113,6 +113,17 @@ def test_copies_of_a_parent_share_its_weight_and_copies_of_a_merge_have_none():
     assert fit.weights[3:].tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("noise", [0.001, 0.01, 0.05])
+def test_what_was_tuned_from_a_merge_is_no_merge(noise):
+    _, first, second = tunings(2)
+    merged = (first + second) / 2
+    tuned_merge = merged + noise * torch.randn(len(merged), generator=seeded(9))
+    assert not fit_merge(tuned_merge, torch.stack([first, second, merged])).is_merge
+    of_merge = fit_merge(merged, torch.stack([first, second, tuned_merge]))
+    assert of_merge.is_merge
+    assert torch.allclose(of_merge.weights, torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64), atol=1e-4)
+
+
 def test_a_copy_has_the_weight_of_its_copy_alone():
     origin, first, second = tunings(2)
     fit = fit_merge(first, torch.stack([origin, first, second]))
@@ -172,7 +183,8 @@ def family(tmp_path) -> dict[str, Path]:
         (slerp, "merged is a merge: blocks 0 to 3 are 0.50 first + 0.50 second (explains at least"),
         (
             stacked,
-            "merged is a merge: blocks 0 to 1 are from first, unchanged; blocks 2 to 3 are from second, unchanged.",
+            "merged is a merge: blocks 0 to 1 are from first, unchanged; blocks 2 to 3 are from second, unchanged; or "
+            "first, second were tuned from merged, each in its other blocks.",
         ),
     ],
 )
@@ -235,13 +247,98 @@ def test_each_expert_of_a_stack_has_a_module_of_its_own_in_the_table():
     assert "block 0 is 0.50 first + 0.50 second (" in sentence
 
 
+def weights_of_origin() -> Weights:
+    """Return random weights of a model of three blocks of 64 units, of width 16."""
+    origin = {
+        f"{name}.{block}": torch.randn(64, 16, generator=seeded(block)) for name in ("down", "up") for block in range(3)
+    }
+    origin["embedding"] = torch.randn(64, 16, generator=seeded(5))
+    return origin
+
+
+def merges_of_family(family: dict[str, Weights]) -> pd.DataFrame:
+    """Return the table of merges of models like `weights_of_origin`, by name."""
+    blocks = [Units(block, "mlp", f"down.{block}", f"up.{block}", 64, 16) for block in range(3)]
+    tokens = {str(number): number for number in range(64)}
+    models = [
+        UnitModel(name, InMemory(weights), blocks, tokens, "embedding", {}, []) for name, weights in family.items()
+    ]
+    pairs = itertools.combinations(models, 2)
+    return table_of_merges(
+        [compare_models(source, target, 12, similar_units=False, n_head_tests=1) for source, target in pairs]
+    )
+
+
+def with_block(weights: Weights, block: int, other: Weights) -> Weights:
+    """Return weights with one block of another model."""
+    return {name: other[name] if name.endswith(f".{block}") else weight for name, weight in weights.items()}
+
+
+def test_copies_of_a_merge_are_merges_of_its_parents():
+    first, second = tuned(weights_of_origin(), 1), tuned(weights_of_origin(), 2)
+    merged = mean(first, second)
+    family = {"first": first, "merged": merged, "copy": dict(merged), "second": second, "again": dict(merged)}
+    assert list(merges_in_words(merges_of_family(family))) == [
+        f"{name} is a merge: blocks 0 to 2 are 0.70 first + 0.30 second (explains at least 100.0 % of the squared "
+        "distance from the nearest model)."
+        for name in ("merged", "copy", "again")
+    ]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_models_with_equal_blocks_are_named_together(swapped):
+    first, second = tuned(weights_of_origin(), 1), tuned(weights_of_origin(), 2)
+    names = ("second", "first") if swapped else ("first", "second")
+    shares = "0.70 first (or same) + 0.30 second" if not swapped else "0.30 second + 0.70 first (or same)"
+    family = dict(zip(names, (first, second) if not swapped else (second, first), strict=True))
+    family |= {"same": dict(first), "merged": mean(first, second)}
+    (sentence,) = merges_in_words(merges_of_family(family))
+    assert sentence.startswith(f"merged is a merge: blocks 0 to 2 are {shares} (")
+
+
+def test_a_model_that_equals_a_parent_in_some_blocks_is_named_with_these():
+    origin = weights_of_origin()
+    first, second = tuned(origin, 1), tuned(origin, 2)
+    half = with_block(first, 2, tuned(origin, 3))
+    (sentence,) = merges_in_words(
+        merges_of_family({"half": half, "first": first, "second": second, "merged": mean(first, second)})
+    )
+    assert "blocks 0 to 1 are 0.70 half (or first) + 0.30 second (" in sentence
+    assert "block 2 is 0.70 first + 0.30 second (" in sentence
+
+
+@pytest.mark.parametrize("has_origin", [True, False])
+@pytest.mark.parametrize("tuned_blocks", [(0, 1), (0, 1, 2), (0, 1, 2, 0), (0, 0, 1)])
+def test_models_that_were_tuned_in_a_block_each_are_no_merges(tuned_blocks, has_origin):
+    origin = weights_of_origin()
+    family = {"origin": origin} if has_origin else {}
+    for number, block in enumerate(tuned_blocks):
+        family[f"tuned{number}"] = with_block(origin, block, tuned(origin, 1 + number))
+    assert merges_of_family(family).empty
+
+
+def test_a_stack_of_parents_of_which_one_has_a_copy_is_found():
+    first, second = tuned(weights_of_origin(), 1), tuned(weights_of_origin(), 2)
+    family = {"first": first, "second": second, "same": dict(first), "stack": with_block(first, 2, second)}
+    (sentence,) = merges_in_words(merges_of_family(family))
+    assert sentence == (
+        "stack is a merge: blocks 0 to 1 are from first (or same), unchanged; block 2 is from second, unchanged; or "
+        "first, second were tuned from stack, each in its other blocks."
+    )
+
+
+def test_a_model_that_was_tuned_from_a_merge_is_not_called_one():
+    first, second = tuned(weights_of_origin(), 1), tuned(weights_of_origin(), 2)
+    merged = mean(first, second)
+    further = {name: weight + 0.01 * torch.randn(weight.shape, generator=seeded(8)) for name, weight in merged.items()}
+    table = merges_of_family({"first": first, "second": second, "merged": merged, "further": further})
+    assert set(table["target"]) == {"merged"}
+    assert set(table["source"]) == {"first", "second"}
+
+
 def test_a_merge_is_no_parent_of_what_comes_from_its_own_parents():
     """One of the family has unchanged blocks of a parent, and one is another mean of both."""
-    n_units, width, n_blocks = 64, 16, 3
-    shapes = {f"{name}.{block}": (n_units, width) for name in ("down", "up") for block in range(n_blocks)}
-    blocks = [Units(block, "mlp", f"down.{block}", f"up.{block}", n_units, width) for block in range(n_blocks)]
-    origin = {name: torch.randn(shape, generator=seeded(0)) for name, shape in shapes.items()}
-    origin["embedding"] = torch.randn(64, width, generator=seeded(1))
+    origin = weights_of_origin()
     first, second = tuned(origin, 1), tuned(origin, 2)
     half_merged = mean(first, second)
     stacked = dict(first)
@@ -255,14 +352,7 @@ def test_a_merge_is_no_parent_of_what_comes_from_its_own_parents():
         "even": {name: (weight + second[name]) / 2 for name, weight in first.items()},
         "first": first,
     }
-    tokens = {str(number): number for number in range(64)}
-    models = [
-        UnitModel(name, InMemory(weights), blocks, tokens, "embedding", {}, []) for name, weights in family.items()
-    ]
-    pairs = itertools.combinations(models, 2)
-    table = table_of_merges(
-        [compare_models(source, target, 12, similar_units=False, n_head_tests=1) for source, target in pairs]
-    )
+    table = merges_of_family(family)
     weights = {}
     for target, rows in table.groupby("target"):
         of_blocks = rows.pivot_table(index="target_layer", columns="source", values="weight", fill_value=0.0)

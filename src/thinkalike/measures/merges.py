@@ -56,7 +56,8 @@ def fit_merge(block: Float[Tensor, " n"], candidates: Float[Tensor, "k n"]) -> M
 
     A candidate that is a merge of other candidates has the weight 0, and is not counted among the
     k: several merges of the same parents are means of each other, too, and only the parents are
-    means of none.
+    means of none. It may be the nearest single model all the same, as it is of what was tuned from
+    it: that is no merge.
 
     Args:
         block: The weights M of the block.
@@ -70,7 +71,8 @@ def fit_merge(block: Float[Tensor, " n"], candidates: Float[Tensor, "k n"]) -> M
         return MergeFit(weights / weights.sum(), float("nan"), is_merge=False)
 
     parents = _indices_of_no_merges(products)
-    fit = _fit_of_products(products[parents][:, parents])
+    nearest = float(squared_distances.min())
+    fit = _fit_of_products(products[parents][:, parents], nearest)
     weights = torch.zeros(len(candidates), dtype=torch.float64)
     weights[parents] = fit.weights
     return MergeFit(weights, fit.explained, fit.is_merge)
@@ -96,17 +98,23 @@ def _indices_of_no_merges(products: Float[Tensor, "k k"]) -> Int[Tensor, " paren
             - to_candidate[None, :]
             + squares[index]
         )
-        if len(others) < 2 or not _fit_of_products(products_of_others).is_merge:
+        if len(others) < 2:
+            no_merges.append(index)
+            continue
+        nearest = float(products_of_others.diagonal().min())
+        if not _fit_of_products(products_of_others, nearest).is_merge:
             no_merges.append(index)
     return torch.tensor(no_merges)
 
 
-def _fit_of_products(products: Float[Tensor, "k k"]) -> MergeFit:
+def _fit_of_products(products: Float[Tensor, "k k"], nearest: float) -> MergeFit:
     """Return the weighted mean of k models that is nearest to a block, see `fit_merge`.
 
     Args:
         products: The products (X_i - M)·(X_j - M) of the models X_i, with M the block. None of
             the models is the block itself.
+        nearest: The squared distance of the block from the nearest single model, which may be none
+            of these.
     """
     squared_distances = products.diagonal()
     scale = squared_distances.mean()
@@ -119,7 +127,7 @@ def _fit_of_products(products: Float[Tensor, "k k"]) -> MergeFit:
     weights = torch.from_numpy(solution / solution.sum())
 
     remaining = float(weights @ products @ weights)  # ‖Σ w_i (X_i - M)‖²
-    explained = 1 - remaining / float(squared_distances.min())  # beyond the nearest single model
+    explained = 1 - remaining / nearest
     parent_count = int((weights >= LEAST_WEIGHT).sum())
     least_explained = max(LEAST_EXPLAINED, 1 - 1 / (4 * len(products)))
     is_merge = parent_count > 1 and explained >= least_explained

@@ -53,7 +53,7 @@ class LineageConfig(MeasureConfig):
 class LineageInstrument(
     Instrument[AnalyzeConfig],
     kind="lineage",
-    version=3,
+    version=4,
     reads=("models", "model", "target", "measure"),
 ):
     """Tests which blocks of `model@target`, or of each of `models`, share a training history."""
