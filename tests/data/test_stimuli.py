@@ -644,6 +644,14 @@ def test_a_word_stands_between_characters_as_readers_count_them(name):
     assert read_table("t", frame=frame).span[0] == (start, start + len(word))
 
 
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_another_separator_than_commas_is_named(separator, tmp_path):
+    path = tmp_path / "words.csv"
+    path.write_text("text,word,f\nthe dog,dog,x\na cat,cat,y\n".replace(",", separator))
+    with pytest.raises(DataError, match=re.escape(f"cells are separated by {separator!r}, not by commas")):
+        read_table(path)
+
+
 @pytest.mark.parametrize("word", ["dog ", " dog", "dog\t"])
 def test_white_space_around_a_word_is_not_of_it(word):
     frame = pd.DataFrame({"text": ["the dog runs", "b"], "word": [word, "b"], "f": ["x", "y"]})

@@ -40,7 +40,7 @@ from thinkalike.data.stimuli import (
 )
 from thinkalike.data.words import Span, spans_of
 from thinkalike.digests import content_key
-from thinkalike.errors import DataError, in_home
+from thinkalike.errors import DataError, in_home, short
 from thinkalike.measures.kinds import NUMBER_KINDS, kind_of, plain_column
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,9 @@ MOST_UNIQUE_ROWS = 0.9
 
 ROLES = ("text", "word", "start", "stop", "sentence", "id")
 """What a column can be, unless it is a feature."""
+
+OTHER_SEPARATORS = (";", "\t", "|")
+"""What some programs write between cells in place of the comma of .csv."""
 
 MOST_DIGITS = 18
 """A position in a text has no more digits."""
@@ -481,6 +484,21 @@ def _unlimited_cells() -> Iterator[None]:
         csv.field_size_limit(old_limit)
 
 
+def _check_separator(path: str | Path, names: Sequence[str]) -> None:
+    """Check that the names of columns are not a single one with other separators than commas.
+
+    Raises:
+        DataError: They are; the message names the separator.
+    """
+    for separator in OTHER_SEPARATORS:
+        if len(names) == 1 and separator in names[0]:
+            raise DataError(
+                f"{path} has the single column {short(names[0])}: cells are separated by "
+                f"{separator!r}, not by commas; give what "
+                f"pandas.read_csv(FILE, sep={separator!r}) returns, or save it with commas"
+            )
+
+
 def _roles(
     path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]
 ) -> dict[str, str]:
@@ -497,6 +515,7 @@ def _roles(
             there.
     """
     available = [str(name) for name in frame.columns]
+    _check_separator(path, available)
     select_names("columns", list(columns), ROLES, "role")
     roles = {}
     for role in ROLES:
