@@ -285,6 +285,7 @@ SENTENCES = {  # parts of a sentence that depend on the table
         ["Stitching layers 0, 7, 14 of a into layers 0, 4, 8 of b (3 pairs) costs"],
     ),
     "itself": (table(target="a", penalty=[-0.007, -0.006, -0.005]), ["into itself costs -0.007 to -0.005 nats"]),
+    "what rounding makes of 0": (table(penalty=[-4e-10, 0.0, 2e-9]), ["into b costs 0.00 nats per token"]),
     "ends of as many decimals": (table(penalty=[0.474, 0.6, 1.046]), ["into b costs 0.47 to 1.05 nats per token,"]),
     "a reading": (
         table(equivalent_bits=[3.2, 3.5, 3.3]),

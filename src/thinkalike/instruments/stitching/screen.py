@@ -44,6 +44,9 @@ IMPROVEMENTS = {
 }
 """The columns that compare a stitch with its baselines, in the order of the first sentence."""
 
+ROUNDING_OF_LOSS = 1e-6
+"""Losses in nats per token differ by so much through rounding alone."""
+
 LEAST_OF_TWO_DECIMALS = 0.01
 """Smaller numbers would have no digit but 0 among two decimals."""
 
@@ -112,9 +115,10 @@ def _range_of_column(table: pd.DataFrame, column: str) -> str:
     """Return the range of a column in words: "0.10 to 0.25", or one number if its ends agree.
 
     Numbers have two decimals as in tables, but two significant digits if all of them are small.
+    What rounding makes of 0 is 0.
     """
     number_format = ".2f"
-    if table[column].abs().max() < LEAST_OF_TWO_DECIMALS:
+    if ROUNDING_OF_LOSS < table[column].abs().max() < LEAST_OF_TWO_DECIMALS:
         number_format = ".2g"
     return range_text(table[column].min(), table[column].max(), number_format)
 
